@@ -11,6 +11,7 @@ import pytest
 
 from tests.analysis.builders import Device, training_step
 from tests.analysis.test_skyline import breakdown_of, by_name, summary_of
+from tests.sql import execute
 from unified_prof.errors import UsageError
 from unified_prof.explain.api import open_analyses
 
@@ -432,8 +433,7 @@ def collectives_without_device(path: Path, *, devices: tuple[int, ...]) -> Path:
             device.collective(start, start + 200, f"hcom_{number}", "Reduce")
         device.row("COMMUNICATION_TASK_INFO", opId=1, globalTaskId=parts[0])
         device.row("COMMUNICATION_TASK_INFO", opId=3, globalTaskId=parts[1])
-    with closing(sqlite3.connect(path)) as db, db:
-        db.execute("UPDATE COMMUNICATION_OP SET deviceId = NULL")
+    execute(path, "UPDATE COMMUNICATION_OP SET deviceId = NULL")
     return path
 
 

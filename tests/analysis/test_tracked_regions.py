@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import sqlite3
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import pytest
 import unified_prof
 from tests.cli.test_report import uprof
 from tests.records import run_with_regions, tracked_run
+from tests.sql import execute
 from unified_prof.base.run_spec import TrackedRun
 from unified_prof.baselines import api
 from unified_prof.compare import runs
@@ -91,11 +90,10 @@ def test_report_without_regions_offers_no_annotation_breakdown(tmp_path: Path) -
 
 def test_invalid_region_rows_are_reported_as_anomalies(regions: Path) -> None:
     for file in regions.iterdir():
-        with closing(sqlite3.connect(file)) as db, db:
-            db.execute("UPDATE UPROF_REGIONS SET around = 77 WHERE name = 'model'")
-            db.execute("UPDATE UPROF_REGIONS SET peak_usage_bytes = 'much' WHERE region_id = 3")
-            db.execute("UPDATE UPROF_REGION_COUNTS SET count = 'often' WHERE region_id = 1")
-            db.execute("INSERT INTO UPROF_REGION_ENTRIES VALUES ('operation', 99, 99)")
+        execute(file, "UPDATE UPROF_REGIONS SET around = 77 WHERE name = 'model'")
+        execute(file, "UPDATE UPROF_REGIONS SET peak_usage_bytes = 'much' WHERE region_id = 3")
+        execute(file, "UPDATE UPROF_REGION_COUNTS SET count = 'often' WHERE region_id = 1")
+        execute(file, "INSERT INTO UPROF_REGION_ENTRIES VALUES ('operation', 99, 99)")
     rows = by_name(regions)
     assert rows["step"].total_ns is None
     assert rows["model"].total_ns == 11_600_000

@@ -14,7 +14,6 @@ import json
 import os
 import shlex
 import signal
-import sqlite3
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.backends import msprof_platforms
+from tests.sql import execute
 
 NOT_FOUND = (
     "[ERROR] Failed to find profiling data, please check that the application executes AI-related "
@@ -172,10 +172,8 @@ def export_one(prof: Path, failures: list[str], options: dict[str, str]) -> None
             f"{os.strerror(8)}."
         )
         return
-    with sqlite3.connect(database) as db:
-        db.execute("CREATE TABLE META_DATA (name TEXT, value TEXT)")
-        db.execute("INSERT INTO META_DATA VALUES ('producer', 'stand-in msprof')")
-    db.close()
+    execute(database, "CREATE TABLE META_DATA (name TEXT, value TEXT)")
+    execute(database, "INSERT INTO META_DATA VALUES ('producer', 'stand-in msprof')")
     say(f"[INFO] Export all data in {prof.name} done.")
 
 

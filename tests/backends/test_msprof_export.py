@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-import sqlite3
 import threading
 import time
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,7 @@ import pytest
 from tests.backends import stand_in_msprof
 from tests.backends.test_npu import msprof
 from tests.prof_generator import Recipe, generate
+from tests.sql import execute
 from unified_prof.backends import msprof_outcome
 from unified_prof.errors import CaptureError
 
@@ -47,8 +46,7 @@ def export(prof: Path, **options: float) -> Path:
 def test_export_returns_the_database_that_msprof_wrote(prof: Path) -> None:
     database = export(prof)
     assert database.parent == prof
-    with closing(sqlite3.connect(database)) as db:
-        assert db.execute("SELECT value FROM META_DATA").fetchall() == [("stand-in msprof",)]
+    assert execute(database, "SELECT value FROM META_DATA") == [("stand-in msprof",)]
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
 import time
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +15,7 @@ import pytest
 from tests import processes
 from tests.backends.test_npu import CPU_FOR_NPU, modules, msprof, spec_of
 from tests.records import tracked_run
+from tests.sql import run_facts
 from unified_prof.backends import npu_launcher
 from unified_prof.backends.npu import NpuBackend
 from unified_prof.backends.npu_launcher import MeasurementRelay, Result
@@ -213,8 +212,7 @@ def test_reports_exist_before_the_program_ends_and_get_its_exit_code(
     assert result.returncode == 3, result.stderr
     assert result.stdout.splitlines()[0] == "there"
     assert "measurement complete, reports in out (the script is still running)" in result.stderr
-    with closing(sqlite3.connect("out/run_time.sqlite")) as db:
-        facts = dict(db.execute("SELECT name, value FROM UPROF_RUN"))
+    facts = run_facts("out/run_time.sqlite")
     assert facts["exit_code"] == "3"
     assert facts["finished"]
     assert facts["msprof"].startswith("/")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
-import sqlite3
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ from alembic.migration import MigrationContext
 from sqlalchemy import create_engine, func, text
 from sqlalchemy.exc import IntegrityError
 
+from tests.sql import execute
 from unified_prof.baselines import store as baseline_store
 from unified_prof.baselines.store import (
     WRITE,
@@ -483,9 +483,7 @@ def test_file_that_is_no_database_is_refused_and_unchanged(tmp_path: Path) -> No
 
 def test_database_of_another_program_is_refused_and_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "other.sqlite"
-    with sqlite3.connect(path) as db:
-        db.execute("CREATE TABLE other (x)")
-    db.close()
+    execute(path, "CREATE TABLE other (x)")
     before = path.read_bytes()
     with pytest.raises(StoreError, match="another database"):
         open_store(str(path), create=True)
@@ -495,9 +493,7 @@ def test_database_of_another_program_is_refused_and_unchanged(tmp_path: Path) ->
 def test_store_of_a_newer_version_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "baselines.sqlite"
     open_store(str(path), create=True).close()
-    with sqlite3.connect(path) as db:
-        db.execute("UPDATE uprof_baselines_version SET version_num = '9999'")
-    db.close()
+    execute(path, "UPDATE uprof_baselines_version SET version_num = '9999'")
     with pytest.raises(SchemaVersionError, match="9999"):
         open_store(str(path), create=False)
 

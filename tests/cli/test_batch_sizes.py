@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from tests.cli.test_run_cpu import providers
+from tests.sql import run_facts
 from unified_prof.base.run_spec import RunSpec
 from unified_prof.cli.app import main
 from unified_prof.errors import UsageError
@@ -92,8 +91,7 @@ def test_script_runs_once_for_each_size(
     assert [one["batch_size"] for one in document["batch_sizes"]] == [2, 4]
     for one in document["batch_sizes"]:
         assert one["samples_per_s"] == pytest.approx(one["batch_size"] / one["iteration_ms"] * 1e3)
-    with closing(sqlite3.connect("out/batch-4/run_time.sqlite")) as db:
-        facts = dict(db.execute("SELECT name, value FROM UPROF_RUN"))
+    facts = run_facts("out/batch-4/run_time.sqlite")
     assert facts["batch_size"] == "4"
 
 

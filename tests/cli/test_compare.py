@@ -16,6 +16,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tests.analysis.builders import training_step
+from tests.sql import execute
 from unified_prof.base.run_spec import (
     ActivationRecord,
     Frame,
@@ -173,10 +174,8 @@ def test_parts_of_an_iteration_are_rows_that_add_up(tmp_path: Path, waited_ms: f
 
 def test_parts_are_left_out_if_a_side_has_none(base: Path, tmp_path: Path) -> None:
     other = write_run(tmp_path / "other", seed=1, parts_ms={"data_loading": 9.0})
-    with closing(sqlite3.connect(other / "memory.sqlite")) as db, db:
-        db.execute("UPDATE UPROF_ITERATIONS SET forward_ms = NULL")
-    with closing(sqlite3.connect(other / "run_time.sqlite")) as db, db:
-        db.execute("UPDATE UPROF_ITERATIONS SET forward_ms = NULL")
+    execute(other / "memory.sqlite", "UPDATE UPROF_ITERATIONS SET forward_ms = NULL")
+    execute(other / "run_time.sqlite", "UPDATE UPROF_ITERATIONS SET forward_ms = NULL")
     result = uprof("diff", base, other)
     assert result.exit_code == 0
     assert "Iteration" not in result.stdout
@@ -468,10 +467,8 @@ def test_unknown_baseline_error_lists_the_baselines(base: Path) -> None:
 
 def test_report_without_samples_is_inconclusive(base: Path, slower: Path) -> None:
     for folder in (base, slower):
-        with sqlite3.connect(folder / "run_time.sqlite") as db:
-            db.execute("DROP TABLE UPROF_RUN_TIME_SAMPLES")
-            db.execute("DROP TABLE UPROF_ITERATIONS")
-        db.close()
+        execute(folder / "run_time.sqlite", "DROP TABLE UPROF_RUN_TIME_SAMPLES")
+        execute(folder / "run_time.sqlite", "DROP TABLE UPROF_ITERATIONS")
         (folder / "memory.sqlite").unlink()
     assert uprof("gate", base, slower).exit_code == 3
     assert "inconclusive" in uprof("diff", base, slower, "--all").stdout
@@ -520,8 +517,7 @@ def test_impossible_times_are_not_samples(base: Path, slower: Path, form: str) -
 
 def test_json_handles_a_baseline_without_any_time(base: Path, tmp_path: Path) -> None:
     zero = write_run(tmp_path / "zero", slow_line=0)
-    with closing(sqlite3.connect(zero / "run_time.sqlite")) as db, db:
-        db.execute("UPDATE UPROF_ITERATIONS SET total_ms = 0")
+    execute(zero / "run_time.sqlite", "UPDATE UPROF_ITERATIONS SET total_ms = 0")
     document = json.loads(uprof("gate", zero, base, "--json").stdout)
     assert document["outcome"] == "regression"
     assert document["checks"][0]["shift"]["ratio"] is None
@@ -530,8 +526,9 @@ def test_json_handles_a_baseline_without_any_time(base: Path, tmp_path: Path) ->
 
 def test_runs_without_common_operations_give_a_warning(base: Path, tmp_path: Path) -> None:
     other = write_run(tmp_path / "other")
-    with closing(sqlite3.connect(other / "run_time.sqlite")) as db, db:
-        db.execute("UPDATE run_time_entries SET operation_name = 'other ' || id")
+    execute(
+        other / "run_time.sqlite", "UPDATE run_time_entries SET operation_name = 'other ' || id"
+    )
     assert "no operation of" in uprof("diff", base, other).stdout
 
 

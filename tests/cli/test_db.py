@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ import pytest
 
 from tests.migrate.databases import LATEST, REVISIONS, make
 from tests.processes import python
+from tests.sql import execute
 from unified_prof.cli.app import main
 from unified_prof.sqlite.opening import detect
 
@@ -56,8 +55,7 @@ def old(tmp_path: Path) -> Path:
 @pytest.fixture
 def other(tmp_path: Path) -> Path:
     path = tmp_path / "films.db"
-    with closing(sqlite3.connect(path)) as db:
-        db.execute("CREATE TABLE films (title TEXT)")
+    execute(path, "CREATE TABLE films (title TEXT)")
     return path
 
 
@@ -97,8 +95,7 @@ def test_history_lists_every_revision(uprof: Uprof) -> None:
 
 def test_check_detects_wrong_databases(uprof: Uprof, old: Path) -> None:
     assert uprof("check", old).code == 0
-    with closing(sqlite3.connect(old)) as db:
-        db.execute("DROP TABLE STRING_IDS")
+    execute(old, "DROP TABLE STRING_IDS")
     result = uprof("check", "--json", old)
     assert result.code == 1
     (found,) = result.json
@@ -227,8 +224,7 @@ def test_names_in_a_file_cannot_control_the_terminal(uprof: Uprof, tmp_path: Pat
         assert all(line.isprintable() for line in (result.out + result.err).splitlines())
         assert r"\x1b]0;owned\x07\x9b31m\x0a" in result.out
     strange = tmp_path / "strange.db"
-    with closing(sqlite3.connect(strange)) as db:
-        db.execute(f'CREATE TABLE "{escape}" (x)')
+    execute(strange, f'CREATE TABLE "{escape}" (x)')
     result = uprof("current", strange)
     assert result.code == 7
     assert all(line.isprintable() for line in result.err.splitlines())

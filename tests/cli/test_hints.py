@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from tests.analysis.builders import run_time_report
 from tests.cli.test_report import refused, uprof
+from tests.sql import execute
 
 COMMANDS = [
     ("report", "{}"),
@@ -51,8 +50,7 @@ def test_hint_for_a_raw_recording_is_to_build_it(command: tuple[str, ...], tmp_p
 
 def test_nsight_recordings_are_recognized(command: tuple[str, ...], tmp_path: Path) -> None:
     path = tmp_path / "export.sqlite"
-    with closing(sqlite3.connect(path)) as db, db:
-        db.execute("CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start, end)")
+    execute(path, "CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start, end)")
     refused(uprof(*with_path(command, path)), 7, "is not a report but an Nsight Systems export")
     assert f"run `uprof convert {path}` first" in uprof(*with_path(command, path)).stderr
     raw = tmp_path / "run.nsys-rep"

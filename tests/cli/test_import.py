@@ -6,13 +6,13 @@ import gzip
 import json
 import os
 import shutil
-import sqlite3
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.decoders.kineto.builders import call, complete, kernel, operation, write
+from tests.sql import execute
 from unified_prof import open_report
 from unified_prof.cli.app import main
 
@@ -37,10 +37,7 @@ def uprof(*arguments: object) -> int:
 
 
 def tables(report: Path) -> set[str]:
-    with sqlite3.connect(report) as db:
-        found = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
-    db.close()
-    return found
+    return {name for (name,) in execute(report, "SELECT name FROM sqlite_master")}
 
 
 def test_report_is_named_after_the_trace_and_written_to_the_working_directory(
@@ -182,9 +179,9 @@ def test_layout_of_torch_npu_is_imported(tmp_path: Path) -> None:
     folder = out / "run_ascend_pt" / "ASCEND_PROFILER_OUTPUT"
     names = sorted(path.name for path in folder.iterdir())
     assert names == ["analysis.db", "ascend_pytorch_profiler_4.db"]
-    with sqlite3.connect(folder / "analysis.db") as db:
-        steps = db.execute("SELECT step, computing, free, stage FROM StepTraceTime").fetchall()
-    db.close()
+    steps = execute(
+        folder / "analysis.db", "SELECT step, computing, free, stage FROM StepTraceTime"
+    )
     assert steps == [("3", 2, 0, 2)]
     assert "COMMUNICATION_OP" in tables(folder / names[1]), "readers require it"
     assert uprof("import", trace, "-o", out, "--layout", "ascend-pt", "-q") == 9

@@ -6,11 +6,9 @@ import json
 import os
 import random
 import signal
-import sqlite3
 import subprocess
 import sys
 import time
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -18,6 +16,7 @@ import pytest
 from tests.cli.test_report import uprof
 from tests.conftest import ROOT
 from tests.records import tracked_run
+from tests.sql import execute, run_facts
 from unified_prof.sqlite import atomic, run_spool
 from unified_prof.sqlite.run_spool import Spooled
 
@@ -66,11 +65,6 @@ def files() -> list[str]:
     return sorted(path.name for path in Path("out").iterdir())
 
 
-def facts(path: str) -> dict[str, str | None]:
-    with closing(sqlite3.connect(path)) as db:
-        return dict(db.execute("SELECT name, value FROM UPROF_RUN"))
-
-
 def write_spool(suffix: str = "", tag: str = "0badc0de-7-7", **changes: object) -> Path:
     """Write a spool as a process on another host leaves it."""
     fields: dict[str, object] = {
@@ -115,7 +109,7 @@ def test_run_killed_midway_can_be_recovered() -> None:
     assert "of 99 iterations" in done.stderr
     assert "later ones are lost" in done.stderr
     assert files() == REPORTS
-    found = facts("out/run_time.sqlite")
+    found = run_facts("out/run_time.sqlite")
     assert found["complete"] == "false"
     assert "the process ended before it wrote its reports" in str(found["failure"])
     assert (found["exit_code"], found["finished"]) == (None, None)
@@ -235,7 +229,7 @@ def test_newer_of_two_attempts_gets_the_usual_names() -> None:
     write_spool(tag="0badc0de-11-1", facts={"started": "2", "host": "a"})
     assert uprof("recover", "out").returncode == 0
     assert files() == ["memory.sqlite", "memory_16.sqlite", "run_time.sqlite", "run_time_16.sqlite"]
-    assert facts("out/run_time.sqlite")["started"] == "2"
+    assert run_facts("out/run_time.sqlite")["started"] == "2"
 
 
 def test_run_killed_between_two_reports_keeps_the_first() -> None:
@@ -289,8 +283,7 @@ def test_full_disk_adds_an_anomaly_and_does_not_stop_the_program() -> None:
     err = end(process)
     assert process.returncode == 6, err
     assert files() == REPORTS
-    with closing(sqlite3.connect("out/run_time.sqlite")) as db:
-        found = dict(db.execute("SELECT name, detail FROM UPROF_ANOMALIES"))
+    found = dict(execute("out/run_time.sqlite", "SELECT name, detail FROM UPROF_ANOMALIES"))
     assert "File too large" in found["not_saved_meanwhile"]
 
 
@@ -321,8 +314,7 @@ def test_file_names_that_are_not_utf_8_are_recovered() -> None:
     )
     assert done.returncode == 3
     assert uprof("recover", "out").returncode == 0
-    with closing(sqlite3.connect("out/run_time.sqlite")) as db:
-        (name,) = db.execute("SELECT DISTINCT file_path FROM stack_frames").fetchone()
+    (name,) = execute("out/run_time.sqlite", "SELECT DISTINCT file_path FROM stack_frames")[0]
     assert name == "caf\\xe9/train.py"
 
 

@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
 import time
-from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.conftest import ROOT
+from tests.sql import execute
 from unified_prof import open_report
 from unified_prof.cli.app import main
 
@@ -71,21 +69,20 @@ def uprof(*arguments: str) -> int:
     return int(ended.value.code or 0)
 
 
-def rows(path: Path, sql: str) -> list[tuple[Any, ...]]:
-    with closing(sqlite3.connect(path)) as db:
-        return db.execute(sql).fetchall()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["mlp", "cnn", "transformer", "train"])
 def test_every_example_runs_unchanged(name: str, place: Path) -> None:
     project = ("--project-root", str(ROOT / "examples"))
     assert uprof("-q", "--warmup", "1", *project, str(ROOT / "examples" / f"{name}.py")) == 0
-    found = rows(place / "out" / "run_time.sqlite", "SELECT operation_name FROM run_time_entries")
+    found = execute(
+        place / "out" / "run_time.sqlite", "SELECT operation_name FROM run_time_entries"
+    )
     assert ("linear",) in found
-    paths = rows(place / "out" / "run_time.sqlite", "SELECT DISTINCT file_path FROM stack_frames")
+    paths = execute(
+        place / "out" / "run_time.sqlite", "SELECT DISTINCT file_path FROM stack_frames"
+    )
     assert paths == [(f"{name}.py",)]
-    assert rows(place / "out" / "memory.sqlite", "SELECT count(*) > 0 FROM weight_entries") == [
+    assert execute(place / "out" / "memory.sqlite", "SELECT count(*) > 0 FROM weight_entries") == [
         (1,)
     ]
 
@@ -151,7 +148,7 @@ def test_failure_after_some_iterations_leaves_reports_marked_as_partial(
     failing = "model(*inputs).sum().backward(); COUNT.append(1); assert len(COUNT) < 4"
     (place / "model.py").write_text("COUNT = []\n" + providers(iteration=failing))
     assert uprof("--warmup", "1", "--iterations", "5", "--report", "run-time", "model.py") == 1
-    facts = dict(rows(place / "out" / "run_time.sqlite", "SELECT name, value FROM UPROF_RUN"))
+    facts = dict(execute(place / "out" / "run_time.sqlite", "SELECT name, value FROM UPROF_RUN"))
     assert facts["complete"] == "false"
     assert "AssertionError" in capfd.readouterr().err
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
 import time
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from tests.cli.test_report import uprof
 from tests.conftest import ROOT
+from tests.sql import run_facts
 
 TRAINING = """\
 import os, sys, time, torch
@@ -61,11 +60,6 @@ def wait_for(path: str, process: subprocess.Popen[str]) -> None:
     pytest.fail(f"no {path} after five minutes")
 
 
-def facts(path: str) -> dict[str, str | None]:
-    with closing(sqlite3.connect(path)) as db:
-        return dict(db.execute("SELECT name, value FROM UPROF_RUN"))
-
-
 REPORTS = ["memory.sqlite", "run_time.sqlite"]
 
 
@@ -75,7 +69,7 @@ def test_program_that_calls_os_exit_leaves_complete_reports() -> None:
     _, err = process.communicate(timeout=400)
     assert process.returncode == 0, err
     assert sorted(path.name for path in Path("out").iterdir()) == REPORTS
-    found = facts("out/run_time.sqlite")
+    found = run_facts("out/run_time.sqlite")
     assert found["complete"] == "true"
     assert (found["exit_code"], found["finished"]) == (None, None), "unknown at that time"
     assert "measurement complete, reports in out" in err
@@ -88,7 +82,7 @@ def test_program_killed_after_the_measurement_leaves_complete_reports() -> None:
     process.kill()
     process.communicate(timeout=400)
     assert sorted(path.name for path in Path("out").iterdir()) == REPORTS
-    assert facts("out/memory.sqlite")["complete"] == "true"
+    assert run_facts("out/memory.sqlite")["complete"] == "true"
     assert uprof("recover", "out").returncode == 1, "nothing is left to recover"
 
 
@@ -104,7 +98,7 @@ def test_exit_of_the_program_is_added_to_reports_already_written() -> None:
     out, err = process.communicate(timeout=400)
     assert process.returncode == 3, err
     assert Path("out/run_time.sqlite").stat().st_ino == int(out), "written once"
-    found = facts("out/run_time.sqlite")
+    found = run_facts("out/run_time.sqlite")
     assert (found["exit_code"], found["complete"]) == ("3", "true")
     assert str(found["started"]) < str(found["finished"])
 
@@ -117,7 +111,7 @@ def test_run_of_a_closed_terminal_keeps_its_complete_iterations() -> None:
     _, err = process.communicate(timeout=400)
     assert process.returncode == -signal.SIGHUP, err  # as without uprof
     assert sorted(path.name for path in Path("out").iterdir()) == REPORTS
-    assert facts("out/run_time.sqlite")["complete"] == "false"
+    assert run_facts("out/run_time.sqlite")["complete"] == "false"
 
 
 @pytest.mark.slow
@@ -136,4 +130,4 @@ def test_path_that_is_not_utf_8_loses_no_data() -> None:
     names = sorted(path.name for path in Path(folder, "out").iterdir())
     assert names == ["memory.sqlite", "run_time.sqlite", "timeline.db", "timeline.json.gz"]
     assert "the timeline has no stacks" in done.stderr
-    assert facts(f"{folder}/out/run_time.sqlite")["target"] == "caf\\xe9/train.py"
+    assert run_facts(f"{folder}/out/run_time.sqlite")["target"] == "caf\\xe9/train.py"

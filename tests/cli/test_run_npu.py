@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import signal
-import sqlite3
 import subprocess
 import sys
 import time
-from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests import processes
 from tests.backends import stand_in_msprof
+from tests.sql import execute
 
 INIT = "from tests.backends import stand_in_acl\nstand_in_acl.init()\n"
 
@@ -50,13 +48,8 @@ def uprof(place: Path, source: str, *options: str) -> subprocess.CompletedProces
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
-def rows(database: str, sql: str) -> list[tuple[Any, ...]]:
-    with closing(sqlite3.connect(database)) as db:
-        return db.execute(sql).fetchall()
-
-
 def facts_of(database: Path) -> dict[str, str]:
-    return dict(rows(str(database), "SELECT name, value FROM UPROF_RUN"))
+    return dict(execute(str(database), "SELECT name, value FROM UPROF_RUN"))
 
 
 def report_text(database: Path) -> str:
@@ -67,7 +60,7 @@ def test_successful_run_leaves_one_database_of_uprof(place: Path) -> None:
     done = uprof(place, INIT)
     assert done.returncode == 0, done.stderr
     (database,) = json.loads(done.stdout)["files"]["timeline"]
-    assert rows(database, "SELECT count(*) > 0 FROM TASK") == [(1,)]
+    assert execute(database, "SELECT count(*) > 0 FROM TASK") == [(1,)]
     facts = facts_of(Path(database))
     assert (facts["backend"], facts["target"]) == ("npu", "work.py")
     assert "failure" not in facts
@@ -80,7 +73,7 @@ def test_native_exporter_keeps_the_database_of_msprof(place: Path) -> None:
     done = uprof(place, INIT, "--exporter", "native")
     assert done.returncode == 0, done.stderr
     (database,) = json.loads(done.stdout)["files"]["timeline"]
-    assert rows(database, "SELECT value FROM META_DATA") == [("stand-in msprof",)]
+    assert execute(database, "SELECT value FROM META_DATA") == [("stand-in msprof",)]
 
 
 UNKNOWN_FILE = (
@@ -98,7 +91,7 @@ def test_recording_with_unknown_files_is_exported_by_msprof(place: Path) -> None
     done = uprof(place, UNKNOWN_FILE)
     assert done.returncode == 0, done.stderr
     (database,) = json.loads(done.stdout)["files"]["timeline"]
-    assert rows(database, "SELECT value FROM META_DATA") == [("stand-in msprof",)]
+    assert execute(database, "SELECT value FROM META_DATA") == [("stand-in msprof",)]
     assert "newer_info" in done.stderr
     assert "the database of the vendor's exporter is kept" in done.stderr
 
@@ -111,7 +104,7 @@ def test_uprof_builds_the_database_if_the_export_of_msprof_fails(
     done = uprof(place, UNKNOWN_FILE)
     assert done.returncode == 0, done.stderr
     (database,) = json.loads(done.stdout)["files"]["timeline"]
-    assert rows(database, "SELECT count(*) > 0 FROM TASK") == [(1,)]
+    assert execute(database, "SELECT count(*) > 0 FROM TASK") == [(1,)]
     assert "so the database does not contain them: msprof's export failed" in done.stderr
     assert not [*Path(database).parent.rglob("sqlite")]
 
@@ -170,7 +163,7 @@ def test_database_of_a_run_whose_msprof_was_killed_has_the_failure(place: Path) 
     assert done.returncode == 0, done.stderr
     assert "msprof was killed by signal 9 during the recording" in done.stderr
     (database,) = json.loads(done.stdout)["files"]["timeline"]
-    assert rows(database, "SELECT count(*) > 0 FROM TASK") == [(1,)]
+    assert execute(database, "SELECT count(*) > 0 FROM TASK") == [(1,)]
     failure = facts_of(Path(database))["failure"]
     assert failure.startswith("msprof was killed by signal 9 during the recording")
     assert failure in report_text(Path(database))

@@ -6,10 +6,8 @@ import json
 import os
 import re
 import shutil
-import sqlite3
 import subprocess
 import sys
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -17,6 +15,7 @@ import pytest
 from tests.backends import stand_in_msprof
 from tests.conftest import ROOT
 from tests.processes import run
+from tests.sql import execute
 from unified_prof.backends import npu
 from unified_prof.backends.msprof_plan import Offer
 
@@ -113,8 +112,7 @@ def test_devices_of_one_process_are_recorded_together(place: Path) -> None:
     source = "from tests.backends import stand_in_acl\nstand_in_acl.init(devices=(0, 3))\n"
     (place / "work.py").write_text(source)
     (database,) = databases(uprof("-o", "out", "work.py"))
-    with closing(sqlite3.connect(database)) as db:
-        found = db.execute("SELECT DISTINCT deviceId FROM TASK ORDER BY 1").fetchall()
+    found = execute(database, "SELECT DISTINCT deviceId FROM TASK ORDER BY 1")
     assert found == [(0,), (3,)]
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ from tests.analysis import builders
 from tests.analysis.explain import machine
 from tests.analysis.explain.machine import Action, EndStep, Launch, Synchronize
 from tests.analysis.explain.roofline.test_of_recording import write_gpu_step
+from tests.sql import execute
 from unified_prof.cli.app import main
 from unified_prof.errors import UsageError
 from unified_prof.explain.api import open_analyses
@@ -173,8 +172,7 @@ def test_kernels_on_another_device_keep_the_time_that_the_roofline_does_not_expl
 def test_estimate_for_another_device_follows_the_critical_path(
     two_steps: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with closing(sqlite3.connect(two_steps)) as db, db:
-        db.execute("INSERT INTO NPU_INFO (id, name) VALUES (0, 'NVIDIA H100 80GB HBM3')")
+    execute(two_steps, "INSERT INTO NPU_INFO (id, name) VALUES (0, 'NVIDIA H100 80GB HBM3')")
     text = run(capsys, str(two_steps), "--device", "H100 80GB HBM3")
     assert "kernels ran on H100 80GB HBM3 instead of H100 80GB HBM3" in text
     # The same device: nothing changes; the device is the bottleneck of both steps (4.05 ms).

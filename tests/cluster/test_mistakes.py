@@ -13,6 +13,7 @@ from tests.cli.test_report import refused, uprof
 from tests.cluster import ranks, simulated_run
 from tests.cluster.summaries import Contents, write_summary
 from tests.decoders.kineto.builders import call, kernel, write
+from tests.sql import execute
 
 pytest.importorskip("pyarrow")
 
@@ -159,8 +160,7 @@ def test_summary_of_a_newer_version_is_replaced_only_with_force(
 ) -> None:
     run = tmp_path / "r"
     assert uprof("cluster", "build", databases, "-o", run).returncode == 0
-    with closing(sqlite3.connect(run / "cluster.sqlite")) as db:
-        db.execute("PRAGMA user_version = 99")
+    execute(run / "cluster.sqlite", "PRAGMA user_version = 99")
     before = (run / "cluster.sqlite").read_bytes()
     done = uprof("cluster", "build", databases, "-o", run)
     refused(done, 8, "unknown schema revision", "user_version is 99", "--force")
@@ -173,8 +173,7 @@ def test_database_of_another_program_is_not_replaced_without_force(
 ) -> None:
     run = tmp_path / "r"
     run.mkdir()
-    with closing(sqlite3.connect(run / "cluster.sqlite")) as db:
-        db.execute("CREATE TABLE other (x)")
+    execute(run / "cluster.sqlite", "CREATE TABLE other (x)")
     before = (run / "cluster.sqlite").read_bytes()
     done = uprof("cluster", "build", databases, "-o", run)
     refused(done, 9, "not a summary written by uprof", "--force")
@@ -273,6 +272,5 @@ def test_steps_with_equal_numbers_are_left_out_with_a_note(databases: Path, tmp_
     done = uprof("cluster", "build", inputs, "-o", tmp_path / "r")
     assert done.returncode == 0, done.stderr
     assert "3 ranks, 3 steps" in done.stderr
-    with closing(sqlite3.connect(tmp_path / "r" / "cluster.sqlite")) as db:
-        (note,) = db.execute("SELECT why FROM RANK WHERE rank = 1").fetchone()
+    (note,) = execute(tmp_path / "r" / "cluster.sqlite", "SELECT why FROM RANK WHERE rank = 1")[0]
     assert "3 steps repeat a number and are left out" in note

@@ -13,6 +13,7 @@ import pytest
 
 from tests.analysis.builders import Device
 from tests.cluster.simulated_run import Plan, partial_of, simulate, write_database
+from tests.sql import execute
 from unified_prof.cluster import rank_map, summary_rows
 from unified_prof.cluster import rank_partial as partials
 from unified_prof.cluster.matching import match_collectives
@@ -320,9 +321,8 @@ def test_loader_recorded_as_user_annotation_is_read_like_an_operator(folder: Pat
 
 def test_truncated_recording_is_refused(folder: Path) -> None:
     path = write_database(simulate(PLAN), 3, folder / "cut.db")
-    with closing(sqlite3.connect(path)) as db, db:
-        db.execute("CREATE TABLE UPROF_ANOMALIES (name, count, detail)")
-        db.execute("INSERT INTO UPROF_ANOMALIES VALUES ('cut_off', 1, 'after 100 events')")
+    execute(path, "CREATE TABLE UPROF_ANOMALIES (name, count, detail)")
+    execute(path, "INSERT INTO UPROF_ANOMALIES VALUES ('cut_off', 1, 'after 100 events')")
     with pytest.raises(StoreError, match=r"the recording is truncated \(after 100 events\)"):
         read_partials(path)
 

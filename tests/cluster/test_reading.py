@@ -14,6 +14,7 @@ import pytest
 
 from tests.cli.test_report import refused, uprof
 from tests.cluster.summaries import COMPUTE_NS, MS, Contents, slow_text, write_summary
+from tests.sql import execute
 from unified_prof.cluster.overview import Overview, format_ranges
 from unified_prof.cluster.stored_run import STEP_PARTS, open_run
 
@@ -53,12 +54,12 @@ def test_communication_of_all_ranks_is_no_finding_but_mentioned(
     tmp_path: Path, setup_ms: int, words: str
 ) -> None:
     run = write_summary(tmp_path / "run.cluster")
-    with closing(sqlite3.connect(run / "cluster.sqlite")) as db, db:
-        db.execute(
-            "UPDATE STEP_RANK SET exposed_communication_ns = 50000000, exposed_wait_ns = 0, "
-            "setup_ns = ?, start_ns = 0, end_ns = 100000000",
-            (setup_ms * 1_000_000,),
-        )
+    execute(
+        run / "cluster.sqlite",
+        "UPDATE STEP_RANK SET exposed_communication_ns = 50000000, exposed_wait_ns = 0, "
+        "setup_ns = ?, start_ns = 0, end_ns = 100000000",
+        setup_ms * 1_000_000,
+    )
     assert words in uprof("cluster", "report", run).stdout
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sqlite3
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.cluster.simulated_run import Plan, partials_of, simulate
+from tests.sql import execute
 from unified_prof.cluster.rank_partial import Partial, PartialSource, UnreadableRecording
 from unified_prof.cluster.summary import RunSummary, summarize_run
 from unified_prof.errors import StoreError
@@ -37,11 +36,6 @@ def file(summary: RunSummary, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def rows(path: Path, query: str) -> list[tuple[object, ...]]:
-    with closing(sqlite3.connect(path)) as db:
-        return db.execute(query).fetchall()
-
-
 def test_summary_file_passes_the_check(file: Path) -> None:
     found = check(file)
     assert (found.detection.family, found.detection.revision) == ("cluster", "1")
@@ -51,7 +45,7 @@ def test_summary_file_passes_the_check(file: Path) -> None:
 def test_every_rank_has_a_row_with_a_reason_if_it_was_not_read(
     file: Path, summary: RunSummary
 ) -> None:
-    found = rows(file, "SELECT rank, status, why, file FROM RANK ORDER BY rank")
+    found = execute(file, "SELECT rank, status, why, file FROM RANK ORDER BY rank")
     assert [row[0] for row in found] == list(range(16))
     assert found[7][1:] == ("failed", "it is cut off", "node/rank7.db")
     assert found[11][1:] == ("absent", "recording missing", None)
@@ -60,30 +54,32 @@ def test_every_rank_has_a_row_with_a_reason_if_it_was_not_read(
 
 
 def test_ranks_have_their_place_in_the_layout(file: Path) -> None:
-    for rank, tp, dp, pp in rows(file, "SELECT rank, tp, dp, pp FROM RANK WHERE status = 'read'"):
+    for rank, tp, dp, pp in execute(
+        file, "SELECT rank, tp, dp, pp FROM RANK WHERE status = 'read'"
+    ):
         assert isinstance(rank, int)
         assert (tp, dp, pp) == (rank % 2, rank // 2 % 4, rank // 8)
 
 
 def test_parts_of_a_step_add_up(file: Path) -> None:
-    for start, end, compute, exposed_ns, idle, wait, exposed_wait, bubble in rows(
+    for start, end, compute, exposed_ns, idle, wait, exposed_wait, bubble in execute(
         file,
         "SELECT start_ns, end_ns, compute_ns, exposed_communication_ns, idle_ns, wait_ns,"
         " exposed_wait_ns, bubble_ns FROM STEP_RANK",
     ):
-        assert compute + exposed_ns + idle == end - start  # type: ignore[operator]
-        assert 0 <= bubble <= exposed_wait <= wait  # type: ignore[operator]
+        assert compute + exposed_ns + idle == end - start
+        assert 0 <= bubble <= exposed_wait <= wait
 
 
 def test_late_rank_with_slow_kernels_is_blamed(file: Path) -> None:
-    late = rows(file, "SELECT rank FROM BLAME ORDER BY caused_wait_ns DESC LIMIT 2")
+    late = execute(file, "SELECT rank FROM BLAME ORDER BY caused_wait_ns DESC LIMIT 2")
     assert {rank for (rank,) in late} == {4, 5}  # 4 waits for 5 and is late in turn
-    ((rank, ratio, cause, saved),) = rows(
+    ((rank, ratio, cause, saved),) = execute(
         file, "SELECT rank, work_ratio, cause, saved_ns_per_step FROM BLAME WHERE cause IS NOT NULL"
     )
     assert (rank, cause) == (5, "slow_rank")
     assert ratio == pytest.approx(1.3, rel=0.02)
-    ((place, text, cost),) = rows(file, "SELECT place, text, cost_ms_per_step FROM FINDING")
+    ((place, text, cost),) = execute(file, "SELECT place, text, cost_ms_per_step FROM FINDING")
     assert place == 1
     assert re.match(
         r"slow kernels: rank 5 on host1: its kernels take 1\.(29|30)\d times as long", str(text)
@@ -92,7 +88,7 @@ def test_late_rank_with_slow_kernels_is_blamed(file: Path) -> None:
 
 
 def test_links_have_their_bandwidth(file: Path) -> None:
-    for across, p50, like in rows(
+    for across, p50, like in execute(
         file, "SELECT across_hosts, gb_per_s_p50, like_gb_per_s FROM LINK WHERE kind = 'p2p'"
     ):
         assert across == 1
@@ -101,7 +97,7 @@ def test_links_have_their_bandwidth(file: Path) -> None:
 
 
 def test_collectives_are_summed_by_group_kind_step_and_size(file: Path) -> None:
-    found = rows(
+    found = execute(
         file,
         'SELECT g.kind, c.kind, c.bytes, sum(n), sum(complete_n) FROM COLLECTIVE c JOIN "GROUP" g'
         " ON g.id = c.group_id GROUP BY 1, 2, 3 ORDER BY 1, 3",
@@ -115,7 +111,7 @@ def test_collectives_are_summed_by_group_kind_step_and_size(file: Path) -> None:
 
 
 def test_summary_has_the_facts_of_the_run(file: Path) -> None:
-    facts = {str(name): json.loads(str(v)) for name, v in rows(file, "SELECT * FROM META_DATA")}
+    facts = {str(name): json.loads(str(v)) for name, v in execute(file, "SELECT * FROM META_DATA")}
     assert facts["world_size"] == 16
     assert facts["steps"] == [0, 1]
     assert facts["clock_islands"] == 1

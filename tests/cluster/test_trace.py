@@ -14,6 +14,7 @@ from tests.analysis.builders import training_step
 from tests.cli.test_report import refused, uprof
 from tests.cluster import ranks
 from tests.cluster.summaries import Contents, write_summary
+from tests.sql import execute
 
 
 @pytest.fixture
@@ -21,8 +22,7 @@ def run(tmp_path: Path) -> Path:
     """Two ranks with equal recordings, where the clock of the second one is 1 ms behind."""
     folder = write_summary(tmp_path / "run", Contents(tp=2, dp=1, pp=1, steps=1))
     files = [training_step(tmp_path / f"rank{rank}.db") for rank in (0, 1)]
-    with closing(sqlite3.connect(files[0])) as db:
-        begin, end = db.execute("SELECT MIN(startNs), MAX(endNs) FROM TASK").fetchone()
+    begin, end = execute(files[0], "SELECT MIN(startNs), MAX(endNs) FROM TASK")[0]
     with closing(sqlite3.connect(folder / "cluster.sqlite")) as db:
         for rank, file in enumerate(files):
             db.execute("UPDATE RANK SET file = ? WHERE rank = ?", [str(file), rank])
@@ -134,8 +134,7 @@ def test_clock_drift_shifts_later_events_more(run: Path, tmp_path: Path) -> None
     before, after = tmp_path / "before.json", tmp_path / "after.json"
     assert uprof("trace", run, "--ranks", "0-1", "-o", before).returncode == 0
     old = {rank: starts_of(events(before), rank) for rank in (0, 1)}
-    with closing(sqlite3.connect(run.parent / "rank0.db")) as db:
-        ((at,),) = db.execute("SELECT MIN(startNs) FROM TASK")
+    ((at,),) = execute(run.parent / "rank0.db", "SELECT MIN(startNs) FROM TASK")
     drift = {"at_ns": int(at), "ppb": {"1": 1e8}}  # 10 %, to be visible in a short recording
     with closing(sqlite3.connect(run / "cluster.sqlite")) as db:
         db.execute("INSERT INTO META_DATA VALUES ('clock_drift', ?)", [json.dumps(drift)])

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 import sys
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ import pytest
 
 from tests.analysis.builders import Device, run_time_report, training_step
 from tests.cli.test_report import refused, uprof
+from tests.sql import execute
 from unified_prof.export import tables
 
 pyarrow = pytest.importorskip("pyarrow")
@@ -84,10 +83,9 @@ def test_tables_are_selected_by_name(tmp_path: Path) -> None:
 
 
 def test_values_outside_the_column_type_are_null_and_reported(step: Path, tmp_path: Path) -> None:
-    with closing(sqlite3.connect(step)) as db, db:
-        db.execute("UPDATE TASK SET streamId = 'odd' WHERE globalTaskId = 1")
-        db.execute("UPDATE TASK SET taskType = 999999 WHERE globalTaskId IN (2, 3)")
-        db.execute("UPDATE PYTORCH_API SET startNs = 'never' WHERE connectionId = 1")
+    execute(step, "UPDATE TASK SET streamId = 'odd' WHERE globalTaskId = 1")
+    execute(step, "UPDATE TASK SET taskType = 999999 WHERE globalTaskId IN (2, 3)")
+    execute(step, "UPDATE PYTORCH_API SET startNs = 'never' WHERE connectionId = 1")
     done = uprof("export", step, "-o", tmp_path / "out", "--layout", "parquet", "--json")
     lost = {(one["table"], one["column"]): one for one in json.loads(done.stdout)["left_out"]}
     assert lost["TASK", "streamId"]["count"] == 1

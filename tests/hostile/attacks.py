@@ -27,6 +27,7 @@ from tests.hostile.archives import ARCHIVES
 from tests.hostile.formats import CONVERT, Command, Format, settings_file
 from tests.hostile.mutators import HOSTILE_NAMES
 from tests.pipeline.test_sources import MAKERS
+from tests.sql import execute
 
 _MIB = 1 << 20
 # More than the output from which on the decoder checks the ratio.
@@ -177,8 +178,7 @@ def _parquet_bomb(folder: Path) -> Path:
 
 def _database_bomb(folder: Path) -> Path:
     path = MAKERS["nsys"](folder)
-    with closing(sqlite3.connect(path)) as db, db:
-        db.execute(f"UPDATE {KERNELS} SET demangledName = zeroblob(300000000)")
+    execute(path, f"UPDATE {KERNELS} SET demangledName = zeroblob(300000000)")
     return path
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.migrate.databases import REVISIONS, Rows, make
+from tests.sql import execute
 from unified_prof.errors import StoreError
 from unified_prof.migrate.check import Check, check
 from unified_prof.migrate.upgrade import create
@@ -149,9 +150,8 @@ def test_ids_are_checked_by_the_rules_of_the_revision(tmp_path: Path) -> None:
 
 def test_damaged_page_is_found(tmp_path: Path) -> None:
     path = make(tmp_path / "a.db", REVISION, ROWS)
-    with closing(sqlite3.connect(path)) as db:
-        query = "SELECT rootpage FROM sqlite_master WHERE name = 'TASK'"
-        (page,) = db.execute(query).fetchone()
+    query = "SELECT rootpage FROM sqlite_master WHERE name = 'TASK'"
+    (page,) = execute(path, query)[0]
     content = bytearray(path.read_bytes())
     content[(page - 1) * 4096 : page * 4096] = b"\xff" * 4096
     path.write_bytes(content)
@@ -175,8 +175,7 @@ def test_skyline_reports_are_checked(tmp_path: Path) -> None:
 
 
 def test_database_that_is_not_a_report_is_refused(tmp_path: Path) -> None:
-    with closing(sqlite3.connect(tmp_path / "a.db")) as db:
-        db.execute("CREATE TABLE films (title TEXT)")
+    execute(tmp_path / "a.db", "CREATE TABLE films (title TEXT)")
     with pytest.raises(StoreError, match=r"a\.db is not a report"):
         check(tmp_path / "a.db")
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sqlite3
 from pathlib import Path
 
 import pytest
 
 from tests.migrate.databases import LATEST, make, opened, rows_of, tables_of
+from tests.sql import execute
 from unified_prof.migrate.upgrade import upgrade
 from unified_prof.schema import catalogue
 from unified_prof.sqlite.opening import detect
@@ -379,7 +379,5 @@ def test_version_rows_are_corrected_and_other_rows_kept(tmp_path: Path, statemen
 def test_upgraded_file_has_no_alembic_tables(tmp_path: Path) -> None:
     path = make(tmp_path / "a.db", "1.1.1_20250327", {"NPU_INFO": [(0, "Ascend910B")]})
     upgrade(path)
-    with sqlite3.connect(path) as db:
-        names = [name for (name,) in db.execute("SELECT name FROM sqlite_master")]
-    db.close()
+    names = [name for (name,) in execute(path, "SELECT name FROM sqlite_master")]
     assert not [name for name in names if "alembic" in name.lower() or "scratch" in name]

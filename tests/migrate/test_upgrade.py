@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.migrate.databases import LATEST, make, make_msmonitor, opened, rows_of, tables_of
+from tests.sql import execute
 from unified_prof.errors import OutputError, SchemaVersionError, StoreError, UsageError
 from unified_prof.migrate.check import check
 from unified_prof.migrate.upgrade import upgrade
@@ -129,8 +130,7 @@ def test_requested_equivalent_revision_is_recorded(tmp_path: Path) -> None:
 
 
 def test_incomplete_file_is_upgraded_and_stays_incomplete(old_database: Path) -> None:
-    with closing(sqlite3.connect(old_database)) as db:
-        db.execute("DROP TABLE STRING_IDS")
+    execute(old_database, "DROP TABLE STRING_IDS")
     upgrade(old_database)
     assert not detect(old_database).complete
 
@@ -175,11 +175,9 @@ def test_other_families_are_at_their_only_revision(tmp_path: Path, family: str) 
 
 def test_unsupported_files_are_refused_and_kept(tmp_path: Path) -> None:
     older = tmp_path / "older.db"
-    with closing(sqlite3.connect(older)) as db:
-        db.execute("CREATE TABLE TARGET_INFO_SESSION_TIME (startTimeNs INTEGER, endTimeNs INTEGER)")
+    execute(older, "CREATE TABLE TARGET_INFO_SESSION_TIME (startTimeNs INTEGER, endTimeNs INTEGER)")
     other = tmp_path / "other.db"
-    with closing(sqlite3.connect(other)) as db:
-        db.execute("CREATE TABLE films (title TEXT)")
+    execute(other, "CREATE TABLE films (title TEXT)")
     with pytest.raises(SchemaVersionError, match=r"older\.db.*older than pre_20240328"):
         upgrade(older)
     with pytest.raises(StoreError, match=r"other\.db is not a report.*films"):
@@ -205,8 +203,7 @@ def test_damage_found_during_the_upgrade_keeps_only_the_original(old_database: P
 
 
 def test_failing_step_keeps_only_the_original(old_database: Path) -> None:
-    with closing(sqlite3.connect(old_database)) as db:
-        db.execute("CREATE INDEX ENUM_OVERLAP_ANALYSIS_TYPE ON META_DATA (name)")
+    execute(old_database, "CREATE INDEX ENUM_OVERLAP_ANALYSIS_TYPE ON META_DATA (name)")
     before = old_database.read_bytes()
     with pytest.raises(StoreError, match=f"{old_database.name} could not be upgraded from"):
         upgrade(old_database)
@@ -254,14 +251,12 @@ def test_data_of_a_killed_writer_is_kept(
     output = None if in_place else path.with_name("new.db")
     result = upgrade(path, output=output)
     count = "SELECT count(*) FROM STRING_IDS WHERE value <> 'N/A'"
-    with closing(sqlite3.connect(result.output)) as db:  # with any log beside it
-        assert db.execute(count).fetchone() == (texts,)
-        assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-        assert db.execute("PRAGMA journal_mode").fetchone() == ("delete",)
+    assert execute(result.output, count)[0] == (texts,)
+    assert execute(result.output, "PRAGMA integrity_check")[0] == ("ok",)
+    assert execute(result.output, "PRAGMA journal_mode")[0] == ("delete",)
     if in_place:
         assert result.backup is not None
-        with closing(sqlite3.connect(result.backup)) as db:
-            assert db.execute(count).fetchone() == (texts,)
+        assert execute(result.backup, count)[0] == (texts,)
     else:
         assert path.read_bytes() == before
 

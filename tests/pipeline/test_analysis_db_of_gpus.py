@@ -10,6 +10,7 @@ import pytest
 
 from tests.decoders.kineto.builders import call, complete, kernel, write
 from tests.pipeline.two_stages import pipeline, pipeline_kernel
+from tests.sql import execute
 from unified_prof import open_report
 from unified_prof.base.columns import group_hash
 from unified_prof.pipeline.analysis_db import write_analysis
@@ -35,15 +36,14 @@ def test_steps_include_their_launches_and_overlap_is_split(tmp_path: Path) -> No
     convert(trace, tmp_path / "r.db")
     with open_report(tmp_path / "r.db") as report:
         path = write_analysis(report, tmp_path, overwrite=False)
-    with sqlite3.connect(path) as db:
-        steps = db.execute(
-            "SELECT step, computing, communication, overlapped, communication_not_overlapped,"
-            " free, stage, preparing FROM StepTraceTime"
-        ).fetchall()
-        collectives = db.execute(
-            "SELECT hccl_op_name, elapse_time, step, type, wait_time FROM CommAnalyzerTime"
-        ).fetchall()
-    db.close()
+    steps = execute(
+        path,
+        "SELECT step, computing, communication, overlapped, communication_not_overlapped,"
+        " free, stage, preparing FROM StepTraceTime",
+    )
+    collectives = execute(
+        path, "SELECT hccl_op_name, elapse_time, step, type, wait_time FROM CommAnalyzerTime"
+    )
     assert steps == [("1", 50, 30, 10, 20, 20, 90, 50), ("2", 5, 0, 0, 0, 0, 5, 60)]
     assert collectives == [("AllReduce__N/A_0_1", 0.03, "step1", "collective", None)]
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import sqlite3
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ from tests.decoders.ascend_pt.builders import Framework
 from tests.pipeline.test_sources import MAKERS
 from tests.pipeline.two_stages import pipeline
 from tests.prof_generator import Recipe, generate
+from tests.sql import execute
 from unified_prof.pipeline import analysis_db
 from unified_prof.pipeline.convert import convert, convert_all
 from unified_prof.pipeline.sources import Match, by_kind
@@ -24,13 +23,19 @@ from unified_prof.pipeline.sources import Match, by_kind
 def test_converted_prof_directory_has_the_files_of_viewers(tmp_path: Path) -> None:
     prof = generate(tmp_path, Recipe(operators=3, collectives=2)).path
     convert(prof)
-    with closing(sqlite3.connect(prof / "analyze" / "communication_analyzer.db")) as db:
-        names = [row[0] for row in db.execute("SELECT name FROM sqlite_master ORDER BY 1")]
-        assert names == ["CommAnalyzerBandwidth", "CommAnalyzerMatrix", "CommAnalyzerTime"]
-        own = db.execute("SELECT count(*) FROM CommAnalyzerTime").fetchone()
-    with closing(sqlite3.connect(prof / "analysis.db")) as db:
-        assert db.execute("SELECT count(*) FROM CommAnalyzerTime").fetchone() == own
-        assert db.execute("SELECT count(*) FROM StepTraceTime").fetchone() != (0,)
+    names = [
+        row[0]
+        for row in execute(
+            prof / "analyze" / "communication_analyzer.db",
+            "SELECT name FROM sqlite_master ORDER BY 1",
+        )
+    ]
+    assert names == ["CommAnalyzerBandwidth", "CommAnalyzerMatrix", "CommAnalyzerTime"]
+    own = execute(
+        prof / "analyze" / "communication_analyzer.db", "SELECT count(*) FROM CommAnalyzerTime"
+    )[0]
+    assert execute(prof / "analysis.db", "SELECT count(*) FROM CommAnalyzerTime")[0] == own
+    assert execute(prof / "analysis.db", "SELECT count(*) FROM StepTraceTime")[0] != (0,)
     assert own != (0,)
 
 
@@ -72,8 +77,7 @@ def test_output_directory_names_its_devices_and_is_no_recording(tmp_path: Path) 
         assert json.loads((folder / device).read_text())["rank_id"] == -1
         assert by_kind("prof").sniff(folder) is Match.NO
         assert by_kind("prof").sniff(recordings[number]) is Match.CERTAIN
-    with closing(sqlite3.connect(folder / "analysis.db")) as db:
-        assert db.execute("SELECT DISTINCT deviceId FROM StepTraceTime").fetchall() == [(1,)]
+    assert execute(folder / "analysis.db", "SELECT DISTINCT deviceId FROM StepTraceTime") == [(1,)]
 
 
 @pytest.mark.parametrize(("level", "analysed"), [("Level1", True), ("Level_none", False)])

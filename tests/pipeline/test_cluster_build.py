@@ -22,6 +22,7 @@ from click.testing import CliRunner
 from tests.cluster import ranks
 from tests.cluster.simulated_run import Plan, partials_of, simulate, write_database
 from tests.processes import python, uprof
+from tests.sql import execute
 from unified_prof.cli.app import app
 from unified_prof.cluster import rank_map, rank_partial
 from unified_prof.errors import OutputError, StoreError, UprofError, UsageError
@@ -445,9 +446,7 @@ def test_run_at_a_file_url_is_checked_and_a_lost_reference_found(run: Path, tmp_
     build([str(run)], str(tmp_path / "a.cluster"), jobs=1)
     url = (tmp_path / "a.cluster").as_uri()
     assert CliRunner().invoke(app, ["db", "check", url]).exit_code == 0
-    with sqlite3.connect(tmp_path / "a.cluster" / "cluster.sqlite") as db:
-        db.execute("DELETE FROM RANK WHERE rank = 1")
-    db.close()
+    execute(tmp_path / "a.cluster" / "cluster.sqlite", "DELETE FROM RANK WHERE rank = 1")
     assert CliRunner().invoke(app, ["db", "check", url]).exit_code == 1
 
 

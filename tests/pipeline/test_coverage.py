@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.prof_generator import Recipe, generate
+from tests.sql import execute
 from unified_prof.base.columns import CoveredPart
 from unified_prof.base.coverage import coverage_text
 from unified_prof.migrate.check import check
@@ -24,8 +25,7 @@ from unified_prof.pipeline.convert import convert
 def covered(path: Path, recording: Path) -> dict[tuple[str, str], tuple[int, ...]]:
     """Convert a recording; return (total, decoded, skipped, without table) by kind and unit."""
     convert(recording, path / "x.db", force=True)
-    with closing(sqlite3.connect(path / "x.db")) as db:
-        rows = db.execute("SELECT * FROM UPROF_COVERAGE").fetchall()
+    rows = execute(path / "x.db", "SELECT * FROM UPROF_COVERAGE")
     assert all(total == sum(parts) for _, _, total, *parts in rows)
     return {(kind, unit): tuple(sizes) for kind, unit, *sizes in rows}
 

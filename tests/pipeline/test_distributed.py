@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 import subprocess
 import sys
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from tests.processes import run
+from tests.sql import run_facts
 from unified_prof.sqlite import run_folder
 
 pytestmark = pytest.mark.forks_of_commands
@@ -62,11 +61,6 @@ def report_names() -> list[str]:
     return sorted(path.name for path in Path("out").glob("*.sqlite"))
 
 
-def report_facts(path: str) -> dict[str, str | None]:
-    with closing(sqlite3.connect(path)) as db:
-        return dict(db.execute("SELECT name, value FROM UPROF_RUN"))
-
-
 @pytest.mark.slow
 def test_reports_of_the_other_ranks_are_kept_if_one_rank_dies() -> None:
     result = torchrun(3, "train.py", "1")
@@ -75,7 +69,7 @@ def test_reports_of_the_other_ranks_are_kept_if_one_rank_dies() -> None:
     expected |= {"run_time_rank0.sqlite", "run_time_rank2.sqlite"}
     assert set(report_names()) == expected, result.stderr
     assert not list(Path("out").glob("*.partial"))
-    assert report_facts("out/run_time_rank2.sqlite")["complete"] == "false"
+    assert run_facts("out/run_time_rank2.sqlite")["complete"] == "false"
     found = run_folder.read("out")
     assert found is not None
     assert found.world_size == 3

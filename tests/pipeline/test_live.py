@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import sqlite3
 import sys
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ import unified_prof
 from tests.conftest import ROOT
 from tests.processes import python
 from tests.records import tracked_run
+from tests.sql import run_facts
 from unified_prof.base.run_spec import RunSpec, TrackedRun
 from unified_prof.errors import CaptureError, DeviceUnavailableError, OutputError, UsageError
 from unified_prof.tracking import live
@@ -56,8 +55,7 @@ def test_reports_exist_after_the_block(tmp_path: Path) -> None:
     assert {*profile.files} == {"run-time", "memory"}
     assert profile.summary is not None
     assert profile.summary.forward_ms == 9.0
-    with closing(sqlite3.connect(profile.files["memory"])) as db:
-        facts = dict(db.execute("SELECT name, value FROM UPROF_RUN"))
+    facts = run_facts(profile.files["memory"])
     assert facts["complete"] == "true"
     assert facts["project_root"] == str(tmp_path.parent)
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from tests.decoders.kineto.builders import call, copy, kernel, operation, write
+from tests.sql import execute
 from unified_prof.pipeline.convert import convert, convert_all
 from unified_prof.pipeline.discovery import ASCEND_PT
 
@@ -21,8 +20,7 @@ OVERALL = (
 
 
 def query(database: Path, sql: str, *values: object) -> list[tuple[object, ...]]:
-    with closing(sqlite3.connect(database)) as db:
-        return db.execute(sql, values).fetchall()
+    return execute(database, sql, *values)
 
 
 def trace(path: Path, *more: dict[str, object]) -> Path:

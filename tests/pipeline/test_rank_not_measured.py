@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 import sys
-from contextlib import closing
 from pathlib import Path
 from textwrap import indent
 
 import pytest
 
 from tests.processes import run
+from tests.sql import run_facts
 
 pytestmark = pytest.mark.forks_of_commands
 
@@ -81,11 +80,6 @@ def torchrun(*options: str, before: str = "", trains: str = "True") -> tuple[int
     return result.returncode, result.stdout, result.stderr
 
 
-def report_facts(path: str) -> dict[str, str | None]:
-    with closing(sqlite3.connect(path)) as db:
-        return dict(db.execute("SELECT name, value FROM UPROF_RUN"))
-
-
 def run_json_of_rank(rank: int) -> dict[str, object]:
     found: dict[str, object] = json.loads(Path("out/run.json").read_text())["ranks"][str(rank)]
     return found
@@ -118,7 +112,7 @@ def test_unmeasured_rank_does_not_fail_the_job(
     assert entry["exit_code"] == 0
     assert words in str(entry["failure"])
     for path in Path("out").glob("*rank1.sqlite"):
-        found = report_facts(str(path))
+        found = run_facts(str(path))
         if workload == {"before": WRITING_RAISES} and path.name.startswith("run_time"):
             continue  # Complete: only the memory report could not be written.
         assert (found["complete"], found["exit_code"]) == ("false", "0")
@@ -135,7 +129,7 @@ def test_full_disk_of_a_rank_does_not_fail_the_job() -> None:
     assert "rank 1 of 2" in err
     assert "no report" in err
     assert not list(Path("out").glob("*rank1*"))
-    assert report_facts("out/run_time_rank0.sqlite")["complete"] == "true"
+    assert run_facts("out/run_time_rank0.sqlite")["complete"] == "true"
 
 
 @pytest.mark.slow

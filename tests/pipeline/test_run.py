@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 import sys
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import pytest
 
 from tests import processes
 from tests.records import tracked_run
+from tests.sql import run_facts
 from unified_prof import __version__
 from unified_prof.backends.registry import Capture, RunSpec
 from unified_prof.errors import CaptureError, OutputError, StoreError, UsageError
@@ -48,11 +47,6 @@ def spec(tmp_path: Path) -> RunSpec:
     )  # fmt: skip
 
 
-def report_facts(path: Path) -> dict[str, str]:
-    with closing(sqlite3.connect(path)) as db:
-        return dict(db.execute("SELECT name, value FROM UPROF_RUN"))
-
-
 def test_each_requested_report_is_one_file(spec: RunSpec) -> None:
     result = run(FakeBackend(Capture(0, tracked_run())), spec)
     assert result.exit_code == 0
@@ -73,7 +67,7 @@ def test_provenance_describes_the_run(spec: RunSpec, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     result = run(FakeBackend(Capture(0, tracked_run())), spec)
-    found = report_facts(result.files["memory"][0])
+    found = run_facts(result.files["memory"][0])
     assert result.files["memory"][0].name == "memory_rank1.sqlite"
     assert found["uprof"] == __version__
     assert found["backend"] == "fake"
@@ -99,17 +93,17 @@ def test_git_commit_is_recorded(spec: RunSpec) -> None:
     git("add", "model.py")
     git("commit", "-qm", "first")
     backend = FakeBackend(Capture(0, tracked_run()))
-    found = report_facts(run(backend, spec).files["memory"][0])
+    found = run_facts(run(backend, spec).files["memory"][0])
     assert found["git_commit"] == git("rev-parse", "HEAD")
     assert found["git_modified"] == "false"
     (spec.project_root / "model.py").write_text("x = 2\n")
-    found = report_facts(run(backend, spec, force=True).files["memory"][0])
+    found = run_facts(run(backend, spec, force=True).files["memory"][0])
     assert found["git_modified"] == "true"
 
 
 def test_missing_git_records_no_commit(spec: RunSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
-    found = report_facts(run(FakeBackend(Capture(0, tracked_run())), spec).files["memory"][0])
+    found = run_facts(run(FakeBackend(Capture(0, tracked_run())), spec).files["memory"][0])
     assert "git_commit" not in found
 
 
@@ -121,7 +115,7 @@ def test_existing_report_stops_the_run_before_it_starts(spec: RunSpec) -> None:
         run(backend, spec)
     assert backend.runs == 0
     run(backend, spec, force=True)
-    assert report_facts(spec.output_dir / "memory.sqlite")["backend"] == "fake"
+    assert run_facts(spec.output_dir / "memory.sqlite")["backend"] == "fake"
 
 
 def test_report_that_the_backend_cannot_write_is_a_usage_error(spec: RunSpec) -> None:
@@ -136,7 +130,7 @@ def test_failure_after_some_iterations_leaves_incomplete_reports(spec: RunSpec) 
     result = run(FakeBackend(capture), spec)
     assert result.exit_code == 3
     assert result.failure == "the script ended with 3"
-    found = report_facts(result.files["run-time"][0])
+    found = run_facts(result.files["run-time"][0])
     assert (found["complete"], found["exit_code"]) == ("false", "3")
     assert found["failure"] == "the script ended with 3"
 

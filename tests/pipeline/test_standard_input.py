@@ -8,13 +8,11 @@ import io
 import json
 import lzma
 import os
-import sqlite3
 import stat
 import sys
 import tarfile
 import tempfile
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,6 +20,7 @@ import pytest
 
 from tests.cli.test_import import uprof
 from tests.pipeline.test_sources import MAKERS
+from tests.sql import run_facts
 from unified_prof.errors import OutputError, RawFormatError, UprofError, UsageError
 from unified_prof.pipeline import temporary_inputs
 from unified_prof.pipeline.temporary_inputs import TemporaryInputs
@@ -78,8 +77,7 @@ def test_kind_is_determined_by_the_content(
     (record,) = json.loads(output.out)
     assert record["kind"] == kind
     assert "standard input -> stdin.db" in output.err
-    with closing(sqlite3.connect("stdin.db")) as db:
-        facts = dict(db.execute("SELECT name, value FROM UPROF_RUN"))
+    facts = run_facts("stdin.db")
     assert "stdin" in facts.values()
     assert not [name for name in map(str, facts.values()) if "/tmp/" in name]
     assert list((tmp_path / "tmp").iterdir()) == [], "the temporary file is removed"

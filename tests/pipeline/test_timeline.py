@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 import subprocess
 import sys
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.sql import execute
 from unified_prof import open_report
 from unified_prof.backends.registry import RUN_TIME, TIMELINE, RunSpec
 from unified_prof.backends.torch_device import CpuBackend
@@ -85,13 +84,13 @@ def test_backward_operations_lead_to_the_line_of_their_forward_operation(spec: R
     line += ["--timeline-detail", "shapes,stacks", "--iterations", str(spec.iterations)]
     line += ["--warmup", str(spec.warmup), str(spec.target), *spec.arguments]
     subprocess.run(line, check=True)
-    with closing(sqlite3.connect(spec.output_dir / "timeline.db")) as report:
-        chains = report.execute(
-            "SELECT DISTINCT f.value, c.stackDepth FROM PYTORCH_API p"
-            " JOIN STRING_IDS s ON s.id = p.name AND s.value = 'AddmmBackward0'"
-            " JOIN PYTORCH_CALLCHAINS c ON c.id = p.callchainId"
-            " JOIN STRING_IDS f ON f.id = c.stack ORDER BY 2"
-        ).fetchall()
+    chains = execute(
+        spec.output_dir / "timeline.db",
+        "SELECT DISTINCT f.value, c.stackDepth FROM PYTORCH_API p"
+        " JOIN STRING_IDS s ON s.id = p.name AND s.value = 'AddmmBackward0'"
+        " JOIN PYTORCH_CALLCHAINS c ON c.id = p.callchainId"
+        " JOIN STRING_IDS f ON f.id = c.stack ORDER BY 2",
+    )
     frames = [frame for frame, _ in chains]
     assert any("linear" in frame for frame in frames)
     assert any(frame.endswith(": forward") and "train.py(" in frame for frame in frames)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ import pytest
 from tests.analysis.advice.faulty_runs import US, FaultyRun
 from tests.analysis.builders import Device, run_time_report
 from tests.cli.test_report import uprof
+from tests.sql import execute
 from unified_prof.explain.advice import registry
 from unified_prof.explain.api import open_reports
 from unified_prof.report import html_page as html
@@ -110,14 +109,12 @@ def test_program_on_a_busy_machine_is_described_as_well(tmp_path: Path) -> None:
         [("linear", 0.2, 0.5, [])],
         iterations=[(number, 1.0, 0.4, 0.5, None, 1) for number in range(10)],
     )
-    with closing(sqlite3.connect(path)) as db, db:
-        db.execute("ALTER TABLE UPROF_ITERATIONS ADD COLUMN waited_ms DOUBLE")
-        db.execute("UPDATE UPROF_ITERATIONS SET waited_ms = 0.2")
+    execute(path, "ALTER TABLE UPROF_ITERATIONS ADD COLUMN waited_ms DOUBLE")
+    execute(path, "UPDATE UPROF_ITERATIONS SET waited_ms = 0.2")
     shown = " ".join(uprof("report", path).stdout.split())
     assert "because other processes use the cores" in shown
     assert "the program itself: no findings; 87.5 % of the time is in linear" in shown
-    with closing(sqlite3.connect(path)) as db, db:
-        db.execute("INSERT INTO UPROF_RUN VALUES ('torch_threads', '9'), ('processors', '2')")
+    execute(path, "INSERT INTO UPROF_RUN VALUES ('torch_threads', '9'), ('processors', '2')")
     shown = " ".join(uprof("report", path).stdout.split())
     assert "because torch runs 9 threads on 2 cores" in shown
     assert "the program itself" not in shown

@@ -5,15 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import json
-import sqlite3
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from tests.analysis.builders import memory_report, run_time_report, training_step
 from tests.cli.test_report import refused, uprof
+from tests.sql import execute
 from unified_prof.errors import StoreError
 from unified_prof.explain.api import open_analyses
 from unified_prof.report import formats
@@ -42,10 +41,9 @@ def overwrite(file: Path) -> None:
 
 def damage_page(file: Path) -> None:
     """Damage a table's page, which is noticed only when it is read."""
-    with closing(sqlite3.connect(file)) as db:
-        query = "SELECT rootpage FROM sqlite_master WHERE name = 'run_time_entries'"
-        ((root,),) = db.execute(query)
-        ((page_bytes,),) = db.execute("PRAGMA page_size")
+    query = "SELECT rootpage FROM sqlite_master WHERE name = 'run_time_entries'"
+    ((root,),) = execute(file, query)
+    ((page_bytes,),) = execute(file, "PRAGMA page_size")
     content = bytearray(file.read_bytes())
     content[(root - 1) * page_bytes : root * page_bytes] = b"\xa5" * page_bytes
     file.write_bytes(content)
@@ -54,9 +52,8 @@ def damage_page(file: Path) -> None:
 def remove_tables(file: Path) -> None:
     """Leave a SQLite file without tables, as an interrupted writer does."""
     file.unlink()
-    with closing(sqlite3.connect(file)) as db, db:
-        db.execute("CREATE TABLE t (a)")
-        db.execute("DROP TABLE t")
+    execute(file, "CREATE TABLE t (a)")
+    execute(file, "DROP TABLE t")
 
 
 DAMAGES: dict[Callable[[Path], None], str] = {
@@ -183,8 +180,7 @@ def test_reports_without_rank_are_counted_as_reports(tmp_path: Path) -> None:
 
 def test_files_of_other_programs_are_ignored(folder: Path) -> None:
     (folder / "Thumbs.db").write_bytes(b"\xd0\xcf\x11\xe0 something else")
-    with closing(sqlite3.connect(folder / "mlflow.db")) as db, db:
-        db.execute("CREATE TABLE experiments (id)")
+    execute(folder / "mlflow.db", "CREATE TABLE experiments (id)")
     assert uprof("report", folder).returncode == 0
 
 

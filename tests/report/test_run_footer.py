@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from tests.analysis.builders import Frame, memory_report, run_time_report, training_step
+from tests.sql import execute
 from unified_prof.cli.app import app
 from unified_prof.cli.run import _next_command
 from unified_prof.explain.api import open_analyses
@@ -113,15 +112,13 @@ def test_median_of_two_iterations_is_their_mean(tmp_path: Path) -> None:
 
 def test_time_waiting_for_a_cpu_is_reported(tmp_path: Path) -> None:
     path = run_time_report(tmp_path / "r.sqlite", iterations=ITERATIONS[:1])
-    with closing(sqlite3.connect(path)) as db, db:
-        db.execute("ALTER TABLE UPROF_ITERATIONS ADD COLUMN waited_ms DOUBLE")
-        db.execute("UPDATE UPROF_ITERATIONS SET waited_ms = 4.0")
+    execute(path, "ALTER TABLE UPROF_ITERATIONS ADD COLUMN waited_ms DOUBLE")
+    execute(path, "UPDATE UPROF_ITERATIONS SET waited_ms = 4.0")
     with open_analyses(path) as analyses:
         headline = dict(report_document.report_headline(collect_figures(analyses[0], [])))
     assert headline["iteration"].endswith("; 4.00 ms of it waiting for a CPU (busy machine)")
-    with closing(sqlite3.connect(path)) as db, db:
-        db.execute("CREATE TABLE IF NOT EXISTS UPROF_RUN (name VARCHAR, value VARCHAR)")
-        db.execute("INSERT INTO UPROF_RUN VALUES ('torch_threads', '16'), ('processors', '2')")
+    execute(path, "CREATE TABLE IF NOT EXISTS UPROF_RUN (name VARCHAR, value VARCHAR)")
+    execute(path, "INSERT INTO UPROF_RUN VALUES ('torch_threads', '16'), ('processors', '2')")
     with open_analyses(path) as analyses:
         headline = dict(report_document.report_headline(collect_figures(analyses[0], [])))
     assert headline["iteration"].endswith("waiting for a CPU (16 threads on 2 cores)")
@@ -132,9 +129,8 @@ def test_footer_begins_with_findings_if_there_are_any(tmp_path: Path) -> None:
     document = Document()
     assert not report_document.add_run_footer(document, {"run-time": [path]}, top=3)
     assert "findings" not in terminal.render_text(document, width=None, color=False)
-    with closing(sqlite3.connect(path)) as db, db:
-        db.execute("ALTER TABLE UPROF_ITERATIONS ADD COLUMN waited_ms DOUBLE")
-        db.execute("UPDATE UPROF_ITERATIONS SET waited_ms = 4.0")
+    execute(path, "ALTER TABLE UPROF_ITERATIONS ADD COLUMN waited_ms DOUBLE")
+    execute(path, "UPDATE UPROF_ITERATIONS SET waited_ms = 4.0")
     document = Document()
     assert report_document.add_run_footer(document, {"run-time": [path]}, top=3)
     shown = terminal.render_text(document, width=None, color=False).splitlines()

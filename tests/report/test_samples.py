@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sqlite3
-from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.report.test_invalid_values import produce_everything
+from tests.sql import execute
 from unified_prof.explain.api import open_analyses, open_reports
 from unified_prof.pipeline.convert import convert
 from unified_prof.report import names, report_formats
@@ -35,11 +33,6 @@ DATABASES = [
 ]
 
 
-def query(path: Path, sql: str) -> list[tuple[Any, ...]]:
-    with closing(sqlite3.connect(path)) as db:
-        return db.execute(sql).fetchall()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", DATABASES)
 def test_recorded_databases_give_every_format(shared: Path, tmp_path: Path, name: str) -> None:
@@ -58,10 +51,10 @@ def test_converted_traces_give_every_format(shared: Path, tmp_path: Path, name: 
         summary = analysis.summary
         kernels = analysis.breakdown("kernel").rows if "kernel" in summary.available else ()
     if summary.clock == "host":
-        assert query(path, "SELECT count(*) FROM sqlite_master WHERE name = 'TASK'") == [(0,)]
+        assert execute(path, "SELECT count(*) FROM sqlite_master WHERE name = 'TASK'") == [(0,)]
         assert (summary.totals.total_ns or 0) > 0
         return
-    expected = query(
+    expected = execute(
         path,
         """
         SELECT s.value, count(*), sum(t.endNs - t.startNs)

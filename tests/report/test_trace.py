@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-import sqlite3
 import time
 from collections import defaultdict
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ import pytest
 
 from tests.analysis.builders import Device, run_time_report
 from tests.cli.test_report import refused, uprof
+from tests.sql import execute
 from unified_prof.explain.api import open_analyses
 from unified_prof.report import viewer_traces
 
@@ -228,10 +227,9 @@ def slice_count(path: Path) -> int:
 
 def damage_table(path: Path, table: str) -> None:
     """Overwrite the first page of a table."""
-    with closing(sqlite3.connect(path)) as db:
-        query = "SELECT rootpage FROM sqlite_master WHERE name = ?"
-        ((root,),) = db.execute(query, (table,))
-        ((page_bytes,),) = db.execute("PRAGMA page_size")
+    query = "SELECT rootpage FROM sqlite_master WHERE name = ?"
+    ((root,),) = execute(path, query, table)
+    ((page_bytes,),) = execute(path, "PRAGMA page_size")
     content = bytearray(path.read_bytes())
     content[(root - 1) * page_bytes : root * page_bytes] = b"\xa5" * page_bytes
     path.write_bytes(content)

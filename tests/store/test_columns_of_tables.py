@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.analysis.builders import Device
+from tests.sql import execute
 from unified_prof import open_report
 from unified_prof.arrays.grouping import MISSING
 from unified_prof.errors import StoreError
@@ -157,10 +158,9 @@ def test_columns_named_like_row_ids_hide_no_rows(
 
 def leaf_pages(path: Path, table: str) -> tuple[bytearray, list[int]]:
     """Return the bytes of a file, and the offsets of the leaf pages of a table."""
-    with closing(sqlite3.connect(path)) as db:
-        (size,) = db.execute("PRAGMA page_size").fetchone()
-        query = "SELECT rootpage FROM sqlite_master WHERE name = ?"
-        root = (db.execute(query, (table,)).fetchone()[0] - 1) * size
+    (size,) = execute(path, "PRAGMA page_size")[0]
+    query = "SELECT rootpage FROM sqlite_master WHERE name = ?"
+    root = (execute(path, query, table)[0][0] - 1) * size
     data = bytearray(path.read_bytes())
     assert data[root] == 5, "the root has pages below it"
     count = int.from_bytes(data[root + 3 : root + 5], "big")

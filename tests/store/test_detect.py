@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.sql import execute
 from unified_prof.errors import SchemaVersionError, StoreError
 from unified_prof.schema import catalogue
 from unified_prof.sqlite.opening import Detection, detect
@@ -182,15 +183,13 @@ def test_reports_of_other_families_are_recognized(tmp_path: Path, family: str, m
         db.executescript(catalogue.frozen_text(family, "1"))
     found = detect(path)
     assert (found.family, found.revision, found.producer) == (family, "1", maker)
-    with closing(sqlite3.connect(path)) as db:
-        db.execute("PRAGMA user_version = 7")
+    execute(path, "PRAGMA user_version = 7")
     with pytest.raises(SchemaVersionError, match="user_version is 7, expected 1"):
         detect(path).require()
 
 
 def test_database_of_another_program_is_described(tmp_path: Path) -> None:
-    with closing(sqlite3.connect(tmp_path / "a.db")) as db:
-        db.execute("CREATE TABLE TASK (id INTEGER PRIMARY KEY, title TEXT)")
+    execute(tmp_path / "a.db", "CREATE TABLE TASK (id INTEGER PRIMARY KEY, title TEXT)")
     found = detect(tmp_path / "a.db")
     assert found.family is None
     with pytest.raises(StoreError, match=r"a\.db is not a report.*program \(tables: TASK\)"):

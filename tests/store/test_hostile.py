@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from tests.migrate.databases import make
+from tests.sql import execute
 from unified_prof import open_report
 from unified_prof.base.signals import ended_by_signals
 from unified_prof.errors import OutputError, StoreError
@@ -34,9 +35,8 @@ ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELEC
 def report_with_endless_view(path: Path, table: str, column: str, revision: str = LATEST) -> Path:
     """Create a report in which an endless view has the name of a table."""
     make(path, revision, {"STRING_IDS": [(0, "N/A")]})
-    with closing(sqlite3.connect(path)) as db:
-        db.execute(f"DROP TABLE IF EXISTS {table}")
-        db.execute(f"CREATE VIEW {table} AS {ENDLESS.format(column)}")
+    execute(path, f"DROP TABLE IF EXISTS {table}")
+    execute(path, f"CREATE VIEW {table} AS {ENDLESS.format(column)}")
     return path
 
 
@@ -101,8 +101,7 @@ def test_triggers_of_the_file_do_not_run_during_an_upgrade(tmp_path: Path) -> No
     trigger = f"CREATE TRIGGER t BEFORE UPDATE ON META_DATA BEGIN {ENDLESS.format('x')}; END"
     path = make(tmp_path / "report.db", OLD, {}, trigger)
     upgrade(path)
-    with closing(sqlite3.connect(path)) as db:
-        assert db.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall()
+    assert execute(path, "SELECT name FROM sqlite_master WHERE type = 'trigger'")
 
 
 def test_pages_that_multiply_do_not_stall_detection(tmp_path: Path) -> None:
@@ -155,8 +154,7 @@ def test_named_pipe_beside_a_database_is_refused(
     tmp_path: Path, ending: str, mode: str, act: Callable[[Path], object]
 ) -> None:
     path = make(tmp_path / "report.db", OLD)
-    with closing(sqlite3.connect(path)) as db:
-        db.execute(f"PRAGMA journal_mode = {mode}")
+    execute(path, f"PRAGMA journal_mode = {mode}")
     os.mkfifo(tmp_path / f"report.db{ending}")
     with pytest.raises(StoreError, match=rf"\.db{ending} in its directory is not a regular file"):
         act(path)

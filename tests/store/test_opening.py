@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.sql import execute
 from unified_prof import open_report
 from unified_prof.errors import OutputError, StoreError
 from unified_prof.sqlite import opening
@@ -79,8 +80,7 @@ def copy_of_killed_writer(report: Path, *, wal: bool) -> Path:
 
 @pytest.mark.parametrize("mode", ["DELETE", "WAL"])
 def test_reading_changes_neither_file_nor_directory(mode: str, report: Path) -> None:
-    with closing(sqlite3.connect(report)) as db:
-        db.execute(f"PRAGMA journal_mode = {mode}")
+    execute(report, f"PRAGMA journal_mode = {mode}")
     with unchanged(report):
         assert count_tasks(report) == ROWS
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tests.sql import execute
 from unified_prof.errors import OutputError, StoreError
 from unified_prof.schema import catalogue
 from unified_prof.sqlite import reader
@@ -44,9 +45,8 @@ def write_and_query(
     with ReportWriter(path, overwrite=True) as report:
         for batch in batches:
             report.write(table, batch)
-    with closing(sqlite3.connect(path)) as db:
-        assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-        return db.execute(query).fetchall()
+    assert execute(path, "PRAGMA integrity_check") == [("ok",)]
+    return execute(path, query)
 
 
 def test_few_rows_are_inserted_and_many_become_pages(
@@ -138,10 +138,9 @@ def test_deferred_rows_are_copied(tmp_path: Path) -> None:
             report.write("LLC", {"timestampNs": listed})
             reused += 10
             listed[1] += 1
-    with closing(sqlite3.connect(tmp_path / "x.db")) as db:
-        assert db.execute("SELECT timestampNs FROM HBM").fetchall() == [(n,) for n in range(30)]
-        found = db.execute("SELECT timestampNs FROM LLC WHERE timestampNs > 0").fetchall()
-        assert found == [(1,), (2,), (3,)]
+    assert execute(tmp_path / "x.db", "SELECT timestampNs FROM HBM") == [(n,) for n in range(30)]
+    found = execute(tmp_path / "x.db", "SELECT timestampNs FROM LLC WHERE timestampNs > 0")
+    assert found == [(1,), (2,), (3,)]
 
 
 def test_batches_of_different_types_keep_their_types(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.sql import execute
 from unified_prof.errors import OutputError, StoreError
 from unified_prof.sqlite import skyline_writer
 from unified_prof.sqlite.skyline_writer import complete_run
@@ -23,8 +24,7 @@ def create_report(path: Path) -> Path:
 def test_unknown_facts_are_added_and_others_kept(tmp_path: Path) -> None:
     path = create_report(tmp_path / "report.sqlite")
     complete_run(path, {"device": "npu", "exit_code": "3"})
-    with closing(sqlite3.connect(path)) as db:
-        rows = db.execute("SELECT name, value FROM UPROF_RUN ORDER BY name").fetchall()
+    rows = execute(path, "SELECT name, value FROM UPROF_RUN ORDER BY name")
     assert rows == [("device", "cpu"), ("exit_code", "3")]
 
 

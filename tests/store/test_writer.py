@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Mapping
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.sql import execute
 from unified_prof.errors import OutputError, StoreError, UprofError, UsageError
 from unified_prof.schema import catalogue
 from unified_prof.schema.catalogue import ALWAYS_PRESENT, MSPROF, REVISIONS
@@ -23,13 +22,10 @@ DOCUMENTED = catalogue.load(MSPROF, "documented")
 LATEST = catalogue.load(MSPROF, "latest")
 
 
-def rows(path: Path, sql: str) -> list[tuple[Any, ...]]:
-    with closing(sqlite3.connect(path)) as db:
-        return db.execute(sql).fetchall()
-
-
 def tables(path: Path) -> list[str]:
-    return [name for (name,) in rows(path, "SELECT name FROM sqlite_master WHERE type = 'table'")]
+    return [
+        name for (name,) in execute(path, "SELECT name FROM sqlite_master WHERE type = 'table'")
+    ]
 
 
 def write(path: Path, batches: Mapping[str, Mapping[str, Any]], **options: Any) -> Path:
@@ -59,7 +55,7 @@ def test_report_appears_alone_when_the_block_ends(path: Path) -> None:
         report.write("COMPUTE_TASK_INFO", {"name": name, "globalTaskId": np.arange(2)})
         assert not path.exists()
     query = "SELECT value, globalTaskId FROM COMPUTE_TASK_INFO JOIN STRING_IDS ON id = name"
-    assert rows(path, query) == [("MatMul", 0), ("MatMul", 1)]
+    assert execute(path, query) == [("MatMul", 0), ("MatMul", 1)]
     assert list(path.parent.iterdir()) == [path]
 
 
@@ -67,8 +63,8 @@ def test_empty_report_has_the_tables_that_msprof_always_writes(path: Path) -> No
     write(path, {})
     assert set(tables(path)) == ALWAYS_PRESENT | set(DOCUMENTED.enum_tables)
     for enum in DOCUMENTED.enum_tables:
-        assert tuple(rows(path, f"SELECT * FROM {enum}")) == DOCUMENTED.rows[enum]
-    assert rows(path, "SELECT * FROM META_DATA") == [
+        assert tuple(execute(path, f"SELECT * FROM {enum}")) == DOCUMENTED.rows[enum]
+    assert execute(path, "SELECT * FROM META_DATA") == [
         ("SCHEMA_VERSION", "1.2.0"),
         ("SCHEMA_VERSION_MAJOR", "1"),
         ("SCHEMA_VERSION_MINOR", "2"),
@@ -91,9 +87,13 @@ def test_tables_have_the_declarations_of_their_revision(path: Path, revision: st
     spec = catalogue.load(MSPROF, revision)
     write(path, {}, revision=revision, empty_tables=LATEST.tables.keys() | spec.tables.keys())
     declared = {table.name: table.create_sql for table in spec.tables.values()}
-    assert dict(rows(path, "SELECT name, sql FROM sqlite_master WHERE type = 'table'")) == declared
+    assert (
+        dict(execute(path, "SELECT name, sql FROM sqlite_master WHERE type = 'table'")) == declared
+    )
     indexes = {name: sql for table in spec.tables.values() for name, sql in table.indexes}
-    assert dict(rows(path, "SELECT name, sql FROM sqlite_master WHERE type = 'index'")) == indexes
+    assert (
+        dict(execute(path, "SELECT name, sql FROM sqlite_master WHERE type = 'index'")) == indexes
+    )
 
 
 @pytest.mark.quick(cases=1)
@@ -115,15 +115,15 @@ def test_no_value_is_stored_as_a_blob(path: Path) -> None:
         for column in spec.columns:
             text = column.type in {"TEXT", "VARCHAR"}
             kind = "text" if text else "real" if column.type in {"REAL", "DOUBLE"} else "integer"
-            found = rows(path, f"SELECT typeof({column.name}), count(*) FROM {table} GROUP BY 1")
+            found = execute(path, f"SELECT typeof({column.name}), count(*) FROM {table} GROUP BY 1")
             assert found == [(kind, len(number))], f"{table}.{column.name}"
-            total = rows(path, f"SELECT sum({column.name}) FROM {table}")[0][0]
+            total = execute(path, f"SELECT sum({column.name}) FROM {table}")[0][0]
             assert total == number.sum()
 
 
 def test_scalars_are_repeated_and_missing_columns_are_null(path: Path) -> None:
     write(path, {"HBM": {"deviceId": 3, "bandwidth": 0.5, "timestampNs": np.arange(401)}})
-    assert set(rows(path, "SELECT deviceId, bandwidth, hbmId, type FROM HBM")) == {
+    assert set(execute(path, "SELECT deviceId, bandwidth, hbmId, type FROM HBM")) == {
         (3, 0.5, None, None)
     }
 
@@ -144,7 +144,7 @@ def test_constant_columns_are_stored_in_their_places(
         "taskId": np.where(np.arange(count) == 777, 1, 0),
     }
     write(path, {"TASK": columns})
-    assert rows(path, "SELECT * FROM TASK WHERE startNs IN (0, 777, 4099) ORDER BY 1") == [
+    assert execute(path, "SELECT * FROM TASK WHERE startNs IN (0, 777, 4099) ORDER BY 1") == [
         (0, 9, 1, None, 0, None, None, None, -5, 0, None),
         (777, 9, 1, None, 1554, None, None, None, -5, 1, None),
         (4099, 9, 1, None, 8198, None, None, None, -5, 0, None),
@@ -153,14 +153,14 @@ def test_constant_columns_are_stored_in_their_places(
 
 def test_rows_of_constants_only_are_stored(path: Path) -> None:
     write(path, {"HBM": {"deviceId": np.zeros(4500, int), "hbmId": 2, "timestampNs": None}})
-    assert rows(path, "SELECT *, count(*) FROM HBM GROUP BY deviceId, hbmId, timestampNs") == [
+    assert execute(path, "SELECT *, count(*) FROM HBM GROUP BY deviceId, hbmId, timestampNs") == [
         (0, None, None, 2, None, 4500)
     ]
 
 
 def test_unsigned_numbers_wrap(path: Path) -> None:
     write(path, {"COMMUNICATION_TASK_INFO": {"notifyId": np.array([2**64 - 1, 5], np.uint64)}})
-    assert rows(path, "SELECT notifyId FROM COMMUNICATION_TASK_INFO") == [(-1,), (5,)]
+    assert execute(path, "SELECT notifyId FROM COMMUNICATION_TASK_INFO") == [(-1,), (5,)]
 
 
 numbers = st.none() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False)
@@ -187,9 +187,9 @@ def test_written_values_are_read_back(
             report.write("HBM", {"deviceId": columns[0], "bandwidth": columns[1]})
             report.write("HOST_INFO", {"hostName": columns[2]})
             expected += many
-    assert rows(path, "SELECT hostName FROM HOST_INFO") == [(text,) for _, _, text in expected]
+    assert execute(path, "SELECT hostName FROM HOST_INFO") == [(text,) for _, _, text in expected]
     if expected:
-        found = rows(path, "SELECT deviceId, bandwidth FROM HBM")
+        found = execute(path, "SELECT deviceId, bandwidth FROM HBM")
         assert found == [(a, b) for a, b, _ in expected]
 
 
@@ -198,9 +198,8 @@ def test_any_text_is_stored(path: Path, text: str) -> None:
     with ReportWriter(path) as report:
         assert report.strings.intern(text) == 0
         report.write("HOST_INFO", {"hostName": [text] * 2})
-    with closing(sqlite3.connect(path)) as db:
-        assert db.execute("SELECT * FROM STRING_IDS").fetchall() == [(0, text)]
-        assert db.execute("SELECT hostName FROM HOST_INFO").fetchall() == [(text,)] * 2
+    assert execute(path, "SELECT * FROM STRING_IDS") == [(0, text)]
+    assert execute(path, "SELECT hostName FROM HOST_INFO") == [(text,)] * 2
 
 
 def test_facts_and_anomalies_are_rows_of_uprof_tables(path: Path) -> None:
@@ -212,13 +211,13 @@ def test_facts_and_anomalies_are_rows_of_uprof_tables(path: Path) -> None:
         report.anomaly("skipped", 2, "first")
         report.anomaly("skipped", np.int64(3), "second")  # type: ignore[arg-type]
         report.anomaly("empty")
-    assert rows(path, "SELECT * FROM UPROF_RUN") == [
+    assert execute(path, "SELECT * FROM UPROF_RUN") == [
         ("command", '["python", "\N{SNOWMAN} \\udcff"]'),
         ("driver", None),
         ("exit_code", "0"),
         ("tool", "uprof"),
     ]
-    assert rows(path, "SELECT *, typeof(count) FROM UPROF_ANOMALIES") == [
+    assert execute(path, "SELECT *, typeof(count) FROM UPROF_ANOMALIES") == [
         ("empty", 1, None, "integer"),
         ("skipped", 5, "first", "integer"),
     ]
@@ -253,7 +252,7 @@ def test_invalid_columns_are_refused_and_nothing_is_stored(
         report.write("TASK", {"startNs": [5]})
         with pytest.raises(UsageError, match=message):
             report.write(table, columns)
-    assert rows(path, "SELECT startNs FROM TASK") == [(5,)]
+    assert execute(path, "SELECT startNs FROM TASK") == [(5,)]
     assert "COMPUTE_TASK_INFO" not in tables(path)
 
 
@@ -319,7 +318,7 @@ def test_existing_file_is_kept_without_overwrite(path: Path) -> None:
         pass
     assert path.read_text() == "existing"
     write(path, {}, overwrite=True)
-    assert rows(path, "SELECT count(*) FROM STRING_IDS") == [(0,)]
+    assert execute(path, "SELECT count(*) FROM STRING_IDS") == [(0,)]
 
 
 def test_unknown_revision_is_refused_before_writing(path: Path) -> None:
@@ -332,8 +331,7 @@ def test_callback_runs_before_the_report_has_its_name(path: Path) -> None:
     seen: list[tuple[bool, int]] = []
 
     def check_report(unnamed: Path) -> None:
-        with closing(sqlite3.connect(unnamed)) as db:
-            rows = db.execute("SELECT count(*) FROM TASK").fetchone()[0]
+        rows = execute(unnamed, "SELECT count(*) FROM TASK")[0][0]
         seen.append((path.exists(), rows))
 
     with ReportWriter(path) as report:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.sql import execute
 from unified_prof.sqlite.inserts import Index
 from unified_prof.sqlite.writer import ReportWriter
 
@@ -77,17 +78,15 @@ def test_task_index_is_complete_in_any_order_of_rows(tmp_path: Path, case: str) 
     path = tmp_path / "msprof.db"
     with ReportWriter(path) as report:
         count = sum(report.write("TASK", batch) for batch in BATCHES[case])
-    with closing(sqlite3.connect(path)) as db:
-        plan = db.execute("EXPLAIN QUERY PLAN SELECT * FROM TASK WHERE startNs > 4").fetchall()
-        assert "TaskIndex (startNs>?)" in str(plan)
-        assert db.execute("SELECT count(*) FROM TASK INDEXED BY TaskIndex").fetchone() == (count,)
-        assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    plan = execute(path, "EXPLAIN QUERY PLAN SELECT * FROM TASK WHERE startNs > 4")
+    assert "TaskIndex (startNs>?)" in str(plan)
+    assert execute(path, "SELECT count(*) FROM TASK INDEXED BY TaskIndex")[0] == (count,)
+    assert execute(path, "PRAGMA integrity_check") == [("ok",)]
 
 
 def test_communication_tasks_are_indexed_by_task(tmp_path: Path) -> None:
     path = tmp_path / "msprof.db"
     with ReportWriter(path) as report:
         report.write("COMMUNICATION_TASK_INFO", {"globalTaskId": [3, 1, 2]})
-    with closing(sqlite3.connect(path)) as db:
-        names = db.execute("SELECT name FROM sqlite_master WHERE type = 'index'").fetchall()
+    names = execute(path, "SELECT name FROM sqlite_master WHERE type = 'index'")
     assert names == [("CommunicationTaskIndex",)]

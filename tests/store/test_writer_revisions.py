@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.sql import execute
 from unified_prof.schema import catalogue
 from unified_prof.schema.catalogue import MSPROF, REVISIONS
 from unified_prof.sqlite import reader
@@ -22,11 +21,6 @@ COMPUTE: dict[str, Any] = {
     "opState": [1, None, 2],
     "gridDim": None,
 }
-
-
-def rows(path: Path, sql: str) -> list[tuple[Any, ...]]:
-    with closing(sqlite3.connect(path)) as db:
-        return db.execute(sql).fetchall()
 
 
 @pytest.fixture
@@ -50,14 +44,14 @@ def test_renamed_columns_have_the_name_of_the_revision(
 ) -> None:
     with ReportWriter(path, revision=revision) as report:
         report.write("COMPUTE_TASK_INFO", COMPUTE)
-    assert rows(path, f"SELECT {columns} FROM COMPUTE_TASK_INFO") == [(24, 2), (48, 2), (24, 2)]
+    assert execute(path, f"SELECT {columns} FROM COMPUTE_TASK_INFO") == [(24, 2), (48, 2), (24, 2)]
 
 
 def test_newest_block_dim_is_not_the_old_one(path: Path) -> None:
     with ReportWriter(path, revision="documented") as report:
         report.write("COMPUTE_TASK_INFO", {"globalTaskId": [1], "blockNum": [24], "blockDim": [7]})
-    assert rows(path, "SELECT blockDim FROM COMPUTE_TASK_INFO") == [(24,)]
-    assert rows(path, "SELECT * FROM UPROF_ANOMALIES") == [
+    assert execute(path, "SELECT blockDim FROM COMPUTE_TASK_INFO") == [(24,)]
+    assert execute(path, "SELECT * FROM UPROF_ANOMALIES") == [
         ("column_not_in_schema", 1, "1.2.0_20251226 has no COMPUTE_TASK_INFO.blockDim (1 values)")
     ]
 
@@ -67,7 +61,7 @@ def test_dropped_values_are_counted_unless_null(path: Path) -> None:
         report.write("COMPUTE_TASK_INFO", COMPUTE)
         report.write("COMMUNICATION_TASK_INFO", {"bandwidth": np.array([np.nan, 2.5])})
         assert report.write("CCU", {"deviceId": [0, 1, 2]}) == 0
-    assert rows(path, "SELECT * FROM UPROF_ANOMALIES") == [
+    assert execute(path, "SELECT * FROM UPROF_ANOMALIES") == [
         (
             "column_not_in_schema",
             3,
@@ -93,9 +87,9 @@ def test_old_hccl_columns_hold_string_ids(path: Path) -> None:
         report.write("COMMUNICATION_OP", {"opId": range(3), "dataType": [4, 65534, 4]})
         report.write("COMMUNICATION_TASK_INFO", {"linkType": np.array([1, 99])})
     query = "SELECT value FROM {} LEFT JOIN STRING_IDS ON id = {}"
-    found = rows(path, query.format("COMMUNICATION_OP", "dataType"))
+    found = execute(path, query.format("COMMUNICATION_OP", "dataType"))
     assert found == [("FP32",), ("N/A",), ("FP32",)]
-    found = rows(path, query.format("COMMUNICATION_TASK_INFO", "linkType"))
+    found = execute(path, query.format("COMMUNICATION_TASK_INFO", "linkType"))
     assert found == [("HCCS",), ("99",)]
 
 
@@ -106,10 +100,10 @@ def test_old_hccl_columns_hold_string_ids(path: Path) -> None:
 def test_old_host_id_is_a_number(path: Path, host_uid: str, stored: int | None) -> None:
     with ReportWriter(path, revision="1.0.0_20240711") as report:
         report.write("HOST_INFO", {"hostUid": host_uid, "hostName": "a"})
-    assert rows(path, "SELECT hostUid FROM HOST_INFO") == [(stored,)]
+    assert execute(path, "SELECT hostUid FROM HOST_INFO") == [(stored,)]
 
 
 def test_first_revision_has_no_meta_data(path: Path) -> None:
     with ReportWriter(path, revision="pre_20240328"):
         pass
-    assert rows(path, "SELECT count(*) FROM sqlite_master WHERE name = 'META_DATA'") == [(0,)]
+    assert execute(path, "SELECT count(*) FROM sqlite_master WHERE name = 'META_DATA'") == [(0,)]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ from tests.decoders.ascend_pt.builders import Framework
 from tests.decoders.kineto.builders import call, complete, copy, kernel, operation, write
 from tests.pipeline.test_sources import MAKERS
 from tests.prof_generator import Recipe, generate
+from tests.sql import execute
 from tests.viewers.contract import violations
 from unified_prof.pipeline.convert import convert_all
 from unified_prof.pipeline.discovery import ASCEND_PT, PLAIN
@@ -125,8 +124,7 @@ def test_converted_recording_meets_the_requirements_of_readers(name: str, tmp_pa
 )
 def test_violation_in_the_report_is_found(change: str, sentence: str, tmp_path: Path) -> None:
     (report,) = convert_reports([write_training(tmp_path / "in")], tmp_path / "out")
-    with closing(sqlite3.connect(report)) as db, db:
-        db.execute(change)
+    execute(report, change)
     found = violations(report)
     assert any(one.startswith(sentence) for one in found), found
 
@@ -143,8 +141,7 @@ def test_violation_in_the_report_is_found(change: str, sentence: str, tmp_path: 
 )
 def test_violation_in_the_analysis_is_found(change: str, sentence: str, tmp_path: Path) -> None:
     (report,) = convert_reports([write_training(tmp_path / "in")], tmp_path / "out")
-    with closing(sqlite3.connect(report.with_name("analysis.db"))) as db, db:
-        db.execute(change)
+    execute(report.with_name("analysis.db"), change)
     assert any(one.startswith(sentence) for one in violations(report))
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Sequence
-from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -26,6 +24,7 @@ from tests.analysis.explain.machine import (
     Synchronize,
     WaitEvent,
 )
+from tests.sql import execute
 from unified_prof.errors import UsageError
 from unified_prof.explain import what_if
 from unified_prof.explain.api import open_analyses
@@ -356,10 +355,9 @@ def test_gain_of_a_host_range_is_at_most_its_time_on_the_path(tmp_path: Path) ->
 def test_waits_for_a_full_launch_queue_are_listed_as_a_limit(tmp_path: Path) -> None:
     with FaultyRun(tmp_path / "a.db") as run:
         run.kernel(12 * US, 15 * US, launched=10 * US)
-    with closing(sqlite3.connect(tmp_path / "a.db")) as db, db:
-        db.execute("CREATE TABLE IF NOT EXISTS UPROF_ANOMALIES (name, count, detail)")
-        row = ("launch_queue_full", 198, "calls waited 912 ms in all because the queue was full")
-        db.execute("INSERT INTO UPROF_ANOMALIES VALUES (?, ?, ?)", row)
+    execute(tmp_path / "a.db", "CREATE TABLE IF NOT EXISTS UPROF_ANOMALIES (name, count, detail)")
+    row = ("launch_queue_full", 198, "calls waited 912 ms in all because the queue was full")
+    execute(tmp_path / "a.db", "INSERT INTO UPROF_ANOMALIES VALUES (?, ?, ?)", *row)
     with open_analyses(tmp_path / "a.db") as (analysis,):
         limits = analysis.what_if([], top=1).limits
         assert any("calls waited 912 ms" in one and "save far more" in one for one in limits), (

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from tests.sql import execute
 from unified_prof import open_report
 from unified_prof.base.columns import group_hash
 from unified_prof.recording import collectives
@@ -60,8 +59,7 @@ def test_doubly_encoded_json_is_read(tmp_path: Path) -> None:
 )
 def test_invalid_group_table_is_ignored(tmp_path: Path, value: object) -> None:
     path = _report(tmp_path / "r.db", "{}")
-    with closing(sqlite3.connect(path)) as db, db:
-        db.execute("UPDATE META_DATA SET value = ? WHERE name = 'parallel_group_info'", (value,))
+    execute(path, "UPDATE META_DATA SET value = ? WHERE name = 'parallel_group_info'", value)
     assert len(_groups(path)) == 0
 
 

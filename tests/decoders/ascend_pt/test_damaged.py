@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sqlite3
 import struct
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +17,7 @@ from hypothesis import strategies as st
 from tests.decoders.ascend_pt.builders import Framework, record, tlv
 from tests.decoders.ascend_pt.rows import decode
 from tests.prof_generator import Recipe, generate
+from tests.sql import execute
 from unified_prof.decoders.ascend_pt import folder as records
 from unified_prof.errors import RawFormatError
 from unified_prof.migrate.check import check
@@ -60,10 +60,10 @@ def test_constant_rows_without_a_part_are_those_of_torch_npu(
     folder = shutil.copytree(recording, tmp_path / "x_ascend_pt")
     for part in folder.glob(missing):
         shutil.rmtree(part)
-    with sqlite3.connect(convert(folder).database) as db:
-        types = dict(db.execute("SELECT id, name FROM ENUM_API_TYPE ORDER BY id"))
-        names = [name for (name,) in db.execute("SELECT name FROM META_DATA")]
-        hosts = db.execute("SELECT count(*) FROM HOST_INFO").fetchone()[0]
+    database = convert(folder).database
+    types = dict(execute(database, "SELECT id, name FROM ENUM_API_TYPE ORDER BY id"))
+    names = [name for (name,) in execute(database, "SELECT name FROM META_DATA")]
+    hosts = execute(database, "SELECT count(*) FROM HOST_INFO")[0][0]
     of_torch_npu = {50001: "op", 50002: "queue", 50003: "trace", 50004: "mstx"}
     versions = [name for name in names if name.startswith("SCHEMA_VERSION")]
     if missing == "FRAMEWORK":

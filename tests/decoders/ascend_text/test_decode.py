@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-import sqlite3
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from hypothesis import strategies as st
 from tests.decoders.ascend_pt.builders import Framework
 from tests.decoders.ascend_text import builders
 from tests.decoders.ascend_text.builders import at, ns
+from tests.sql import execute
 from unified_prof.decoders import compression
 from unified_prof.decoders.ascend_text.events import time_ns
 from unified_prof.errors import RawFormatError
@@ -27,8 +27,7 @@ def convert_into(path: Path, into: Path) -> Conversion:
 
 
 def rows(report: Conversion, sql: str) -> list[tuple[Any, ...]]:
-    with closing(sqlite3.connect(report.database)) as db:
-        return db.execute(sql).fetchall()
+    return execute(report.database, sql)
 
 
 @pytest.fixture(scope="module")

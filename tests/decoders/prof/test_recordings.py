@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sqlite3
 import tempfile
-from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +16,7 @@ from tests.decoders.prof.memory_sink import MemorySink, with_tasks
 from tests.prof_generator import COUNTERS, HOST_USAGE, Recipe, Recording, generate
 from tests.prof_generator.encode import records, write_file
 from tests.prof_generator.timing import Timing
+from tests.sql import execute
 from unified_prof.decoders.prof.coverage import write_coverage
 from unified_prof.decoders.prof.directory import ProfDirectory
 from unified_prof.decoders.prof.layouts import HOST_MAGIC
@@ -118,8 +117,7 @@ def test_several_recordings_in_a_directory_are_converted_apart(tmp_path: Path) -
     assert done.returncode == 0, done.stderr
     for recording in recordings:
         (database,) = (tmp_path / "out" / recording.path.name).glob("msprof_*.db")
-        with closing(sqlite3.connect(database)) as connection:
-            ((tasks,),) = connection.execute("SELECT count(*) FROM TASK")
+        ((tasks,),) = execute(database, "SELECT count(*) FROM TASK")
         assert tasks == recording.recipe.operators
 
 

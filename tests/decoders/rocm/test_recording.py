@@ -23,6 +23,7 @@ from tests.decoders.rocm.builders import (
     write,
     write_json,
 )
+from tests.sql import execute
 from unified_prof.cli.app import app
 from unified_prof.errors import OutputError, RawFormatError, UprofError
 from unified_prof.pipeline.convert import convert
@@ -133,12 +134,12 @@ def test_unread_tables_are_counted(tmp_path: Path) -> None:
 
 def test_views_of_the_database_are_not_executed(tmp_path: Path) -> None:
     path = write(tmp_path / "a.db", small())
-    with closing(sqlite3.connect(path)) as db, db:
-        db.execute("DROP VIEW rocpd_string")
-        db.execute(
-            "CREATE VIEW rocpd_string AS WITH RECURSIVE r(id) AS"
-            " (SELECT 1 UNION ALL SELECT id FROM r) SELECT id, 'x' AS string FROM r"
-        )
+    execute(path, "DROP VIEW rocpd_string")
+    execute(
+        path,
+        "CREATE VIEW rocpd_string AS WITH RECURSIVE r(id) AS"
+        " (SELECT 1 UNION ALL SELECT id FROM r) SELECT id, 'x' AS string FROM r",
+    )
     check_small(decode(path))
 
 

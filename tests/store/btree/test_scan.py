@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.sql import execute
 from unified_prof.arrays.grouping import MISSING
 from unified_prof.base.columns import Tables
 from unified_prof.errors import UprofError
@@ -343,8 +344,7 @@ def test_reserved_bytes_at_the_end_of_pages_are_skipped(tmp_path: Path) -> None:
     header[20] = 40
     empty = tmp_path / "c.db"
     empty.write_bytes(header)
-    with closing(sqlite3.connect(empty)) as db:
-        db.execute(f"VACUUM INTO '{path}'")
+    execute(empty, f"VACUUM INTO '{path}'")
     path = empty
     with closing(sqlite3.connect(path, isolation_level=None)) as db:
         db.execute("VACUUM")

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.sql import execute
 from unified_prof.sqlite import batches
 from unified_prof.sqlite.pages.row_encoder import affinity_of, field_of
 from unified_prof.sqlite.pages.tree_writer import PageFile, TableTree
@@ -77,9 +78,8 @@ def write_statements(
 
 def read_typed(path: Path, types: Sequence[str]) -> list[tuple[Any, ...]]:
     columns = [f"c{number}, typeof(c{number})" for number in range(len(types))]
-    with closing(sqlite3.connect(path)) as db:
-        assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-        return db.execute(f"SELECT rowid, {', '.join(columns)} FROM t").fetchall()
+    assert execute(path, "PRAGMA integrity_check") == [("ok",)]
+    return execute(path, f"SELECT rowid, {', '.join(columns)} FROM t")
 
 
 def check_blocks(types: Sequence[str], blocks: Sequence[Block], page_bytes: int = 4096) -> Path:
