@@ -86,6 +86,22 @@ class Sink(Protocol):
         """
 
 
+def count_marked(sink: Sink, name: str, mask: NDArray[np.bool_], detail: str) -> None:
+    """Count the rows in a mask as an anomaly."""
+    if count := int(np.count_nonzero(mask)):
+        sink.anomaly(name, count, detail)
+
+
+def kept(
+    rows: NDArray[Any], good: NDArray[np.bool_], sink: Sink, name: str, detail: str
+) -> NDArray[Any]:
+    """Return the rows in a mask; the others are counted as an anomaly."""
+    if good.all():
+        return rows
+    count_marked(sink, name, ~good, detail)
+    return rows[good]
+
+
 Cells = Mapping[str, Any]  # Rows by column: int64 or float64 arrays, or lists of texts and None.
 
 

@@ -10,14 +10,22 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import NOWHERE, Bools, Floats, Ints, occurrence
-from unified_prof.base.columns import NO_CONTEXT, NO_RANK, NOT_AVAILABLE, TYPE_NOT_AVAILABLE, Sink
+from unified_prof.arrays.grouping import NOWHERE, Bools, FirstSeen, Floats, Ints, occurrence
+from unified_prof.base.columns import (
+    NO_CONTEXT,
+    NO_RANK,
+    NOT_AVAILABLE,
+    TYPE_NOT_AVAILABLE,
+    Sink,
+    count_marked,
+)
+from unified_prof.decoders.prof.clocks import LinearClock
 from unified_prof.decoders.prof.collective_records import AicpuRecords
 from unified_prof.decoders.prof.collectives import (
     FINE_ORIGIN_NS,
@@ -26,67 +34,49 @@ from unified_prof.decoders.prof.collectives import (
     CommunicationWriter,
     bandwidth_in_order,
     closing_tasks,
+    extents,
 )
 from unified_prof.decoders.prof.directory import DeviceDirectory, Dictionaries
 from unified_prof.decoders.prof.host_events import CollectiveStreams
-from unified_prof.decoders.prof.task_join import TaskRows
 from unified_prof.decoders.prof.task_log import C_CORE, TaskStreams, pack_keys, type_name
-from unified_prof.decoders.spool import Rows
+from unified_prof.decoders.spool import Rows, row_type
 
-
-@dataclass(slots=True)
-class Members:
-    """Tasks of operators, sorted by end within each group; columns of equal length."""
-
-    operator: Ints
-    row: Ints  # Row in `TaskRows`.
-    record: Ints  # Row in `AicpuRecords.tasks`; NOWHERE if the tasks have no records.
-    master: Bools
-    plane: Ints
+# A task of an operator (`operator` is its index); sorted by end within each group. `row` is its
+# row in the log, `record` that in `AicpuRecords.tasks`, or NOWHERE if the tasks have no records.
+MEMBER = row_type("operator i8, row i8, record i8, master ?, plane i8")
 
 
 def members_of(
     context: AicpuContext, operators: list[Operator], record_row: Ints, bounds: Bounds
-) -> Members:
+) -> Rows:
     """Assign the tasks of each group to its operators."""
     rows = context.rows
     record = np.flatnonzero(record_row != NOWHERE)
     row = record_row[record]
     of_tasks = context.streams.of_tasks
     if not len(record_row):  # lowest trace level: all tasks of the streams
-        row = np.flatnonzero(np.isin(rows.stream_id, list(of_tasks)))
+        row = np.flatnonzero(np.isin(rows["stream_id"], list(of_tasks)))
         record = np.full(len(row), NOWHERE, np.int64)
-    order = np.argsort(rows.end[row], kind="stable")
+    order = np.argsort(rows["end"][row], kind="stable")
     record, row = record[order], row[order]
     streams_of_group: dict[int, list[int]] = defaultdict(list)
     for stream, groups in of_tasks.items():
         for group in groups:
             streams_of_group[group].append(stream)
-    parts = []
+    of_host = np.array([item.of_host for item in operators], bool)
+    parts = [np.zeros(0, MEMBER)]
     for group, streams in streams_of_group.items():
-        chosen = np.flatnonzero(np.isin(rows.stream_id[row], streams))
+        chosen = np.flatnonzero(np.isin(rows["stream_id"][row], streams))
         in_group = [index for index, item in enumerate(operators) if item.group == group]
         operator, place = assign_to_operators(
-            [operators[index] for index in in_group], rows.end[row[chosen]]
+            [operators[index] for index in in_group], rows["end"][row[chosen]]
         )
-        parts.append(
-            _Group(context, operators, bounds).members(
-                np.array(in_group, np.int64)[operator], row[chosen[place]], record[chosen[place]]
-            )
-        )
-    none = np.zeros(0, np.int64)
-    return Members(
-        *(
-            np.concatenate([none.astype(kind), *(getattr(part, name) for part in parts)])
-            for name, kind in (
-                ("operator", np.int64),
-                ("row", np.int64),
-                ("record", np.int64),
-                ("master", np.bool_),
-                ("plane", np.int64),
-            )
-        )
-    )
+        members = np.zeros(len(place), MEMBER)
+        members["operator"] = np.array(in_group, np.int64)[operator]
+        members["row"], members["record"] = row[chosen[place]], record[chosen[place]]
+        _set_planes(members, context, of_host[members["operator"]], bounds)
+        parts.append(members)
+    return np.concatenate(parts)
 
 
 def assign_to_operators(operators: list[Operator], ends: NDArray[np.uint64]) -> tuple[Ints, Ints]:
@@ -106,57 +96,29 @@ def assign_to_operators(operators: list[Operator], ends: NDArray[np.uint64]) -> 
     return np.concatenate(of_task), np.concatenate(place)
 
 
-@dataclass(slots=True)
-class _Group:
-    """Finds the master tasks of one group, and numbers its streams."""
+def _set_planes(members: Rows, context: AicpuContext, of_host: Bools, bounds: Bounds) -> None:
+    """Find the master tasks of one group, and number its streams in the order of their use.
 
-    context: AicpuContext
-    operators: list[Operator]
-    bounds: Bounds
-    of_host: Bools = field(init=False)
+    The master stream of a task is that of the last preceding task that is a control core task or
+    the first task of an operator. These two kinds of tasks may have started to wait before the
+    operator, so they are not its masters if the host recorded the operator (`of_host`).
 
-    def __post_init__(self) -> None:
-        self.of_host = np.array([item.of_host for item in self.operators], bool)
-
-    def members(self, operator: Ints, row: Ints, record: Ints) -> Members:
-        """Return the tasks of the group; the arguments must be sorted by end."""
-        of_host = self.of_host[operator] if len(operator) else np.zeros(0, bool)
-        first = np.isin(row, self.bounds.first_rows)
-        master = self._masters(row, first, of_host)
-        plane = self._planes(row, master | first, of_host)
-        plane[record == NOWHERE] = -1
-        return Members(operator, row, record, master, plane)
-
-    def _masters(self, row: Ints, first: Bools, of_host: Bools) -> Bools:
-        """Return a mask of the tasks on the master stream.
-
-        The master stream of a task is that of the last preceding task that is a control core task
-        or the first task of an operator. These two kinds of tasks may have started to wait before
-        the operator, so they are not its masters if the host recorded the operator.
-        """
-        rows = self.context.rows
-        control_core = -1  # no such core
-        if type_name(C_CORE, self.context.device.platform) == "C_CORE_SQE":
-            control_core = C_CORE
-        shows = first | (rows.type_code[row] == control_core)
-        place = np.maximum.accumulate(np.where(shows, np.arange(len(row)), -1))
-        stream = rows.stream_id[row]
-        on_master = (place >= 0) & (stream == stream[place])
-        return np.where(shows, ~of_host, on_master)
-
-    def _planes(self, row: Ints, main: Bools, of_host: Bools) -> Ints:
-        """Return the plane of each task: streams are numbered from 1 in the order of their use.
-
-        The master stream is plane 0. In collectives launched by the host, plane 0 contains the
-        launches of the host, and all numbers are one higher.
-        """
-        result = of_host.astype(np.int64)
-        streams = self.context.rows.stream_id[row[~main]]
-        distinct, first, inverse = np.unique(streams, return_index=True, return_inverse=True)
-        number = np.empty(len(distinct), np.int64)
-        number[np.argsort(first)] = np.arange(1, len(distinct) + 1)
-        result[~main] += number[inverse]
-        return result
+    The master stream is plane 0, the others are numbered from 1. In collectives launched by the
+    host, plane 0 contains the launches of the host, and all numbers are one higher.
+    """
+    stream, type_code = (context.rows[name][members["row"]] for name in ("stream_id", "type_code"))
+    first = np.isin(members["row"], bounds.first_rows)
+    control_core = -1  # no such core
+    if type_name(C_CORE, context.device.platform) == "C_CORE_SQE":
+        control_core = C_CORE
+    shows = first | (type_code == control_core)
+    place = np.maximum.accumulate(np.where(shows, np.arange(len(members)), -1))
+    on_master = (place >= 0) & (stream == stream[place])
+    members["master"] = np.where(shows, ~of_host, on_master)
+    others = np.flatnonzero(~(members["master"] | first))
+    members["plane"] = of_host
+    members["plane"][others] += FirstSeen().numbers(stream[others].astype(np.int64)) + 1
+    members["plane"][members["record"] == NOWHERE] = -1
 
 
 @dataclass(slots=True)
@@ -164,8 +126,8 @@ class Collectives:
     """Collectives that ran in AI CPU kernels of one device."""
 
     operators: list[Operator]
-    members: Members
-    # Row in `TaskRows` for each task record; NOWHERE if the task is not in the log.
+    members: Rows  # `MEMBER` rows.
+    # Row in the log for each task record; NOWHERE if the task is not in the log.
     record_row: Ints
 
     def flags(self) -> dict[str, tuple[int, int]]:
@@ -184,26 +146,19 @@ def find_collectives(context: AicpuContext, sink: Sink) -> Collectives | None:
                 "records of AI CPUs for a group without mc2_comm_info",
             )
         return None
-    record_row = _rows_of(context, sink)
-    bounds = Bounds(context, record_row)
-    operators = operators_of(context, bounds)
-    members = members_of(context, operators, record_row, bounds)
-    assigned = np.unique(members.record[members.record != NOWHERE])
-    if outside := int((record_row != NOWHERE).sum()) - len(assigned):
-        sink.anomaly("task_outside_collectives", outside, "tasks that AI CPUs launched")
-    return Collectives(operators, members, record_row)
-
-
-def _rows_of(context: AicpuContext, sink: Sink) -> Ints:
-    """Return the row in the device's log for each task record."""
     tasks = context.records.tasks
     batch = context.records.flips.batch_of(
         tasks["stream_id"], tasks["task_id"] & 0xFFFF, tasks["timestamp"], at_flip=True
     )
-    found = find_rows(context, tasks["stream_id"], tasks["task_id"], batch)
-    if lost := int((found == NOWHERE).sum()):
-        sink.anomaly("aicpu_task_not_in_log", lost, "recorded by AI CPUs")
-    return found
+    record_row = find_rows(context, tasks["stream_id"], tasks["task_id"], batch)
+    count_marked(sink, "aicpu_task_not_in_log", record_row == NOWHERE, "recorded by AI CPUs")
+    bounds = Bounds(context, record_row)
+    operators = operators_of(context, bounds)
+    members = members_of(context, operators, record_row, bounds)
+    assigned = np.unique(members["record"][members["record"] != NOWHERE])
+    if outside := int((record_row != NOWHERE).sum()) - len(assigned):
+        sink.anomaly("task_outside_collectives", outside, "tasks that AI CPUs launched")
+    return Collectives(operators, members, record_row)
 
 
 _PAYLOAD = 1
@@ -228,7 +183,7 @@ def write_collectives(
             ids[index] = host_ids.get(operator.name, ids[index])
     names = sink.strings.intern_all(operator.name for operator in ran.operators)
     groups = sink.strings.intern_all(_group_name(operator, context) for operator in ran.operators)
-    if len(ran.members.row):
+    if len(ran.members):
         _write_tasks(context, ran, names, groups, ids, sink)
     return _write_operators(context, ran, names, groups, ids, sink)
 
@@ -244,9 +199,9 @@ def _write_tasks(
     context: AicpuContext, ran: Collectives, names: Ints, groups: Ints, ids: Ints, sink: Sink
 ) -> None:
     members = ran.members
-    described = members.record != NOWHERE
-    records = context.records.tasks[members.record[described]]
-    count = len(members.row)
+    described = members["record"] != NOWHERE
+    records = context.records.tasks[members["record"][described]]
+    count = len(members)
 
     def column(field: str, missing: int) -> Ints:
         values = np.full(count, missing, np.int64)
@@ -256,15 +211,15 @@ def _write_tasks(
     kind = np.full(count, sink.strings.intern(NOT_AVAILABLE), np.int64)
     kind[described] = context.dictionaries.string_ids(sink.strings, records["item"])
     moved = np.zeros(count)
-    moved[described] = _bandwidth(context, ran)[members.record[described]]
+    moved[described] = _bandwidth(context, ran)[members["record"][described]]
     sink.write(
         "COMMUNICATION_TASK_INFO",
         {
-            "name": names[members.operator],
-            "globalTaskId": context.rows.global_task_id[members.row],
+            "name": names[members["operator"]],
+            "globalTaskId": context.rows["global_task_id"][members["row"]],
             "taskType": kind,
-            "planeId": np.where(members.plane < 0, NO_RANK, members.plane),
-            "groupName": groups[members.operator],
+            "planeId": np.where(members["plane"] < 0, NO_RANK, members["plane"]),
+            "groupName": groups[members["operator"]],
             "notifyId": column("notify_id", -1),
             "rdmaType": column("rdma_type", TYPE_NOT_AVAILABLE),
             "srcRank": column("local_rank", NO_RANK),
@@ -273,8 +228,8 @@ def _write_tasks(
             "size": column("size_bytes", -1),
             "dataType": column("data_type", TYPE_NOT_AVAILABLE),
             "linkType": column("link_type", TYPE_NOT_AVAILABLE),
-            "opId": ids[members.operator],
-            "isMaster": members.master.astype(np.int64),
+            "opId": ids[members["operator"]],
+            "isMaster": members["master"].astype(np.int64),
             "bandwidth": moved,
         },
     )
@@ -290,13 +245,13 @@ def _bandwidth(context: AicpuContext, ran: Collectives) -> Floats:
     result = np.zeros(len(tasks))
     known = np.flatnonzero(ran.record_row != NOWHERE)
     row, tasks = ran.record_row[known], tasks[known]
-    clock = context.rows.clock.finer(FINE_PARTS, context.device.session.start_ns - FINE_ORIGIN_NS)
+    clock = context.clock.finer(FINE_PARTS, context.device.session.start_ns - FINE_ORIGIN_NS)
     items, item = np.unique(tasks["item"], return_inverse=True)
     texts = [context.dictionaries.text(value).lower() for value in items.tolist()]
     result[known] = bandwidth_in_order(
         (tasks["plane_id"], item),
-        clock.to_ns(context.rows.start[row]),
-        clock.to_ns(context.rows.end[row]),
+        clock.to_ns(context.rows["start"][row]),
+        clock.to_ns(context.rows["end"][row]),
         tasks["size_bytes"].astype(np.int64),
         tasks["rdma_type"] == _PAYLOAD,
         closing_tasks(texts)[item],
@@ -308,7 +263,11 @@ def _write_operators(
     context: AicpuContext, ran: Collectives, names: Ints, groups: Ints, ids: Ints, sink: Sink
 ) -> CommunicationTimes:
     """Write the operators that the host did not record, from the first to the last master task."""
-    start, end, has_master = _extent(context, ran.members, len(ran.operators))
+    masters = ran.members[ran.members["master"]]
+    start_ns, end_ns = (
+        context.clock.to_ns(context.rows[name][masters["row"]]) for name in ("start", "end")
+    )
+    start, end, has_master = extents(masters["operator"], start_ns, end_ns, len(ran.operators))
     device_only = np.array([not operator.of_host for operator in ran.operators], bool)
     kept = np.flatnonzero(device_only & has_master)
     if not len(kept):
@@ -335,18 +294,6 @@ def _write_operators(
     return CommunicationTimes(start[kept], end[kept])
 
 
-def _extent(context: AicpuContext, members: Members, count: int) -> tuple[Ints, Ints, Bools]:
-    """Return start and end of the master tasks of each operator, and a mask of those with tasks."""
-    start = np.full(count, np.iinfo(np.int64).max)
-    end = np.full(count, np.iinfo(np.int64).min)
-    index, row = members.operator[members.master], members.row[members.master]
-    np.minimum.at(start, index, context.rows.start_ns[row])
-    np.maximum.at(end, index, context.rows.end_ns[row])
-    has_master = np.zeros(count, bool)
-    has_master[index] = True
-    return start, end, has_master
-
-
 _KERNEL = "AicpuKernel"  # Part of the names of operators that are numbered on their own.
 _NO_COLLECTIVES = ("hcomAicpuInit",)  # Kernels that prepare AI CPUs for collectives.
 _ITERATION = 1  # Last number in the name of an operator; the exporter knows no other.
@@ -357,7 +304,7 @@ _FIRST, _LAST = 0, 1  # Kinds of records: first and last task of an operator.
 class Operator:
     """One collective that ran in an AI CPU kernel."""
 
-    row: int  # Row of the kernel task in `TaskRows`.
+    row: int  # Row of the kernel task in the log.
     name: str
     op_type: int  # String id.
     group: int | None  # Hash of the group name, None if unknown.
@@ -374,7 +321,8 @@ class AicpuContext:
     """Records from which the operators of one device are built."""
 
     device: DeviceDirectory
-    rows: TaskRows
+    rows: Rows  # Tasks of the log that ended in the session, sorted by start (`JOINED_TASK`).
+    clock: LinearClock  # Clock of the device counter.
     kernels: Rows  # Kernels that schedule communication (rows of `compute_info.KERNEL`).
     streams: CollectiveStreams
     dictionaries: Dictionaries
@@ -389,8 +337,8 @@ def find_rows(
     no_context = np.full(len(task), NO_CONTEXT, np.uint32)
     wide = context.device.has_wide_task_ids
     key = pack_keys(stream, task, batch, no_context, wide_task_ids=wide)
-    order = np.argsort(context.rows.key, kind="stable")
-    known = context.rows.key[order]
+    order = np.argsort(context.rows["key"], kind="stable")
+    known = context.rows["key"][order]
     low = np.searchsorted(known, key, side="left")
     high = np.searchsorted(known, key, side="right")
     place = np.minimum(low + occurrence(key), high - 1)
@@ -434,15 +382,15 @@ class Bounds:
         task, kernel_task = task << 16 | stream, kernel_task << 16 | kernel_stream
         return context.task_streams.find(task), context.task_streams.find(kernel_task), task
 
-    def apply(self, operator: Operator, stream: int, rows: TaskRows) -> None:
+    def apply(self, operator: Operator, stream: int, rows: Rows) -> None:
         """Set start and end of an operator from its first and last task, if these are recorded."""
         bounds = self._by_stream.get(stream, [])
         low = bisect_left(bounds, (operator.start,))
         high = bisect_left(bounds, (operator.end + 1,))
         for _, kind, row in bounds[low:high]:
             if kind == _FIRST:
-                operator.start = int(rows.start[row])
-            operator.end = int(rows.end[row])
+                operator.start = int(rows["start"][row])
+            operator.end = int(rows["end"][row])
 
 
 def operators_of(context: AicpuContext, bounds: Bounds) -> list[Operator]:
@@ -450,7 +398,7 @@ def operators_of(context: AicpuContext, bounds: Bounds) -> list[Operator]:
     recorded = context.records.operators
     by_stream: dict[int, list[Operator]] = defaultdict(list)
     for operator in _kernels(context):
-        by_stream[int(context.rows.stream_id[operator.row])].append(operator)
+        by_stream[int(context.rows["stream_id"][operator.row])].append(operator)
     result: list[Operator] = []
     for stream, operators in by_stream.items():
         records = recorded[recorded["stream_id"] == stream]
@@ -465,8 +413,8 @@ def operators_of(context: AicpuContext, bounds: Bounds) -> list[Operator]:
 def _kernels(context: AicpuContext) -> Iterator[Operator]:
     """Yield one operator for each AI CPU kernel, sorted by start."""
     rows, kernels = context.rows, context.kernels
-    for row in np.flatnonzero(rows.kernel != NOWHERE).tolist():
-        kernel = kernels[rows.kernel[row]]
+    for row in np.flatnonzero(rows["kernel"] != NOWHERE).tolist():
+        kernel = kernels[rows["kernel"][row]]
         name = context.dictionaries.text(int(kernel["name"]))
         if name in _NO_COLLECTIVES:
             continue
@@ -474,10 +422,10 @@ def _kernels(context: AicpuContext) -> Iterator[Operator]:
             row,
             name,
             int(kernel["op_type"]),
-            context.streams.of_kernels.get(int(rows.stream_id[row])),
-            int(rows.connection_id[row]),
-            int(rows.start[row]),
-            int(rows.end[row]),
+            context.streams.of_kernels.get(int(rows["stream_id"][row])),
+            int(rows["connection_id"][row]),
+            int(rows["start"][row]),
+            int(rows["end"][row]),
         )
 
 
@@ -494,7 +442,7 @@ def _describe(operators: list[Operator], records: Rows, context: AicpuContext) -
     next_record = 0
     for operator in operators:
         operator.of_host = True
-        kernel = context.kernels[context.rows.kernel[operator.row]]
+        kernel = context.kernels[context.rows["kernel"][operator.row]]
         if kernel["in_collective"]:
             operator.name = context.dictionaries.text(int(kernel["outer"]))
         next_record = max(next_record, bisect_left(times, operator.start))
@@ -513,6 +461,6 @@ def _number(operators: list[Operator], context: AicpuContext) -> None:
     session_start_ns = context.device.session.start_ns
     for operator in operators:
         key = operator.group, _KERNEL in operator.name
-        counted[key] += context.rows.clock.tick_to_ns(operator.start) > session_start_ns
+        counted[key] += context.clock.tick_to_ns(operator.start) > session_start_ns
         suffix = NOT_AVAILABLE if operator.group is None else str(operator.group)[-3:]
         operator.name = f"{operator.name}_{suffix}_{counted[key]}_{_ITERATION}"

@@ -8,7 +8,6 @@
 F are frequencies in MHz as decimal strings. M is clock_monotonic_raw in host_start.log plus
 cntvct_diff * 1000 / F_host (1000 without F_host), D is clock_monotonic_raw in dev_start.log, C are
 the counters in these logs. The computation uses rational arithmetic on int64, because float64 is
-not exact enough; results are truncated to nanoseconds at the end. `Timeline` packs threads and host
 not exact enough; results are truncated to nanoseconds at the end.
 """
 
@@ -116,12 +115,12 @@ class Clocks:
     host_origin_ticks: int  # Host counter at the start of the recording.
     monotonic: LinearClock  # Host monotonic nanoseconds.
     readings: Readings
-    device_origin_ticks: int = 0  # Device counter at the start of the recording.
-    device: LinearClock | None = None  # Clock of the device counter (task logs, PMU, frequency).
-    # Clock of the device's monotonic ns (HCCS, NIC, RoCE, PCIe, sampled PMU).
-    device_monotonic: LinearClock | None = None
     # Clock of microseconds since the device's start (HBM, LLC, DDR, NPU memory of version 1.0).
-    since_start_us: LinearClock | None = None
+    since_start_us: LinearClock
+    device_origin_ticks: int  # Device counter at the start of the recording; 0 if unknown.
+    device: LinearClock | None  # Clock of the device counter (task logs, PMU, frequency).
+    # Clock of the device's monotonic ns (HCCS, NIC, RoCE, PCIe, sampled PMU).
+    device_monotonic: LinearClock | None
 
 
 def build_clocks(
@@ -150,13 +149,11 @@ def build_clocks(
         device = _counter(device_mhz, device_counter, start + local)
     if device_monotonic_ns is not None:
         device_monotonic = LinearClock(Fraction(1), start + local - device_monotonic_ns)
-    host_clock = LinearClock(Fraction(1), local)
-    if host_mhz is not None:
-        host_clock = _counter(host_mhz, host_counter, start + local)
+    monotonic = LinearClock(Fraction(1), local)
     return Clocks(
-        host=host_clock,
+        host=_counter(host_mhz, host_counter, start + local) if host_mhz is not None else monotonic,
         host_origin_ticks=host_monotonic_ns if host_mhz is None else host_counter,
-        monotonic=LinearClock(Fraction(1), local),
+        monotonic=monotonic,
         readings=Readings(
             start, begin_us, begin_monotonic_ns, device_mhz, device_counter, device_monotonic_ns
         ),

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import NOWHERE, Bools, Ints, Runs, find
-from unified_prof.base.columns import Sink
+from unified_prof.base.columns import Sink, count_marked
 from unified_prof.decoders.prof.compute_info import HostData
 from unified_prof.decoders.prof.directory import DeviceDirectory, Dictionaries
 from unified_prof.decoders.prof.host_events import Launches
@@ -191,8 +191,7 @@ def read_aicpu(device: DeviceDirectory, sink: Sink) -> AicpuRecords:
     parts: dict[int, list[Rows]] = {_OPERATOR: [], _FLIP: [], _BOUND: [], _TASKS: []}
     for piece in file.pieces("aicpu", magic=HOST_MAGIC):
         good = piece["magic"] == HOST_MAGIC
-        if not good.all():
-            sink.anomaly("bad_magic_aicpu", int((~good).sum()), "aicpu records")
+        count_marked(sink, "bad_magic_aicpu", ~good, "aicpu records")
         raw = piece.view(f"V{piece.dtype.itemsize}")  # keeps bytes that are in no field
         for kind, found in parts.items():
             chosen = good & (piece["type"] == kind)

@@ -199,10 +199,9 @@ class CommunicationWriter:
         sink, dictionaries = self._sink, self._host.dictionaries
         count = len(operators.records)
         master = tasks.records["master"]
-        start = np.full(count, np.iinfo(np.int64).max)
-        end = np.full(count, np.iinfo(np.int64).min)
-        np.minimum.at(start, operators.of_task[master], tasks.start_ns[master])
-        np.maximum.at(end, operators.of_task[master], tasks.end_ns[master])
+        start, end, has_master = extents(
+            operators.of_task[master], tasks.start_ns[master], tasks.end_ns[master], count
+        )
         has_record = operators.records["has_operator"]
         found = operators.records["operator"][has_record]
         none = sink.strings.intern(NOT_AVAILABLE)
@@ -239,8 +238,6 @@ class CommunicationWriter:
             "deviceId": np.full(count, device_id),
             "rankSize": _rank_sizes(tasks.records, operators),
         }
-        has_master = np.zeros(count, bool)
-        has_master[operators.of_task[master]] = True
         kept = np.flatnonzero(has_master)
         ids: dict[str, int] = {}
         for index in kept.tolist() if flags else ():
@@ -251,6 +248,18 @@ class CommunicationWriter:
         if len(kept):
             sink.write("COMMUNICATION_OP", {name: values[kept] for name, values in columns.items()})
         return CommunicationTimes(start[kept], end[kept], ids)
+
+
+def extents(operator: Ints, start_ns: Ints, end_ns: Ints, count: int) -> tuple[Ints, Ints, Bools]:
+    """Return first start and last end of each operator's tasks, and a mask of those with tasks.
+
+    `operator` is the index of each task's operator, below `count`.
+    """
+    start = np.full(count, np.iinfo(np.int64).max)
+    end = np.full(count, np.iinfo(np.int64).min)
+    np.minimum.at(start, operator, start_ns)
+    np.maximum.at(end, operator, end_ns)
+    return start, end, np.bincount(operator, minlength=count) > 0
 
 
 def _rank_sizes(records: Rows, operators: _Operators) -> Ints:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from decimal import ROUND_HALF_EVEN, Context, Decimal, localcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from unified_prof.arrays.grouping import Bools, Floats, Ints
-from unified_prof.base.columns import Sink
+from unified_prof.base.columns import Sink, count_marked, kept
 from unified_prof.decoders.prof import sampling
 from unified_prof.decoders.prof.directory import DeviceDirectory
 from unified_prof.decoders.prof.layouts import STARS_MAGIC
@@ -28,14 +29,12 @@ _DDR_BYTES_PER_COUNT_ELSEWHERE = 32
 def decode_ddr(device: DeviceDirectory, sink: Sink) -> None:
     """Write DDR (ddr.data): one row per sample time; the first interval begins at the start."""
     size = _DDR_BYTES_PER_COUNT.get(device.platform, _DDR_BYTES_PER_COUNT_ELSEWHERE)
-    clock = sampling.start_clock(device)
+    clock = device.clocks.since_start_us
     before_us = 0
     for records in sampling.pieces_by_moment(device, "ddr", "ddr", "timestamp_us"):
         total = records["master"] == _WHOLE_CHANNEL
-        if single := int((~total).sum()):
-            detail = f"{device.data.path}: samples of individual masters have no column in DDR"
-            sink.anomaly("ddr_single_master", single, detail)
-        chosen = records[total]
+        detail = f"{device.data.path}: samples of individual masters have no column in DDR"
+        chosen = kept(records, total, sink, "ddr_single_master", detail)
         times, row = np.unique(chosen["timestamp_us"].astype(np.int64), return_inverse=True)
         count = np.zeros((2, len(times)))
         np.add.at(count, (np.where(chosen["rw"] == _READ, 0, 1), row), chosen["count"])
@@ -63,8 +62,7 @@ def decode_hbm(device: DeviceDirectory, sink: Sink) -> None:
     As in the exporter, the first sample of each memory and direction is 0, because it has no
     interval.
     """
-    absolute = device.layout_version == "2.0"
-    layout = "hbm_v2" if absolute else "hbm_v1"
+    layout = "hbm_v2" if device.layout_version == "2.0" else "hbm_v1"
     file = device.data.get("hbm")
     found = 0 if file is None else file.count(layout)
     events = len(device.sample.text("hbm_profiling_events").split(","))
@@ -75,11 +73,7 @@ def decode_hbm(device: DeviceDirectory, sink: Sink) -> None:
     modes = np.array([sink.strings.intern("read"), sink.strings.intern("write")])
     samples = sampling.PreviousSamples()
     for records in sampling.pieces(device, "hbm", layout):
-        exact = (
-            records["timestamp_ns"].astype(np.float64)
-            if absolute
-            else sampling.rounded_start_ns(device, records["timestamp_us"])
-        )
+        exact = _sample_times(device, records)
         order = np.argsort(exact, kind="stable")
         records, times = records[order], exact[order]
         is_write = (records["event_type"] != _READ).astype(np.int64)
@@ -95,6 +89,13 @@ def decode_hbm(device: DeviceDirectory, sink: Sink) -> None:
             hbmId=memory,
             type=modes[is_write],
         )
+
+
+def _sample_times(device: DeviceDirectory, records: Rows) -> Floats:
+    """Return the Unix times in ns of HBM or LLC records, whose layout 2.0 has them."""
+    if device.layout_version == "2.0":
+        return np.asarray(records["timestamp_ns"], np.float64)
+    return sampling.rounded_start_ns(device, records["timestamp_us"])
 
 
 # By llc_profiling of sample.json: the eight events of a sample.
@@ -133,11 +134,7 @@ def decode_llc(device: DeviceDirectory, sink: Sink) -> None:
     absolute = device.layout_version == "2.0"
     layout, field = ("llc_v2", "timestamp_ns") if absolute else ("llc_v1", "timestamp_us")
     for records in sampling.pieces_by_moment(device, "llc", layout, field):
-        times = (
-            records[field].astype(np.float64)
-            if absolute
-            else sampling.rounded_start_ns(device, records[field])
-        )
+        times = _sample_times(device, records)
         column = np.minimum(np.searchsorted(events, records["event_id"]), len(events) - 1)
         useful = (events[column] == records["event_id"]) & (records["l3t_id"] < caches)
         cache = records["l3t_id"][useful].astype(np.int64)
@@ -146,10 +143,9 @@ def decode_llc(device: DeviceDirectory, sink: Sink) -> None:
         )
         counts = np.full((moment.shape[1], len(events)), -1, np.int64)
         counts[row.ravel(), column[useful]] = records["count"][useful].astype(np.int64)
-        complete = (counts >= 0).all(axis=1)
-        if incomplete := int((~complete).sum()):
-            detail = f"{device.data.path}: samples without all {len(events)} events"
-            sink.anomaly("incomplete_llc_sample", incomplete, detail)
+        complete: Bools = np.all(counts >= 0, axis=1)
+        detail = f"{device.data.path}: samples without all {len(events)} events"
+        count_marked(sink, "incomplete_llc_sample", ~complete, detail)
         time, cache = moment[0][complete], moment[1][complete].astype(np.int64)
         counts = counts[complete]
         known, (before,) = samples.previous(cache, time)
@@ -203,10 +199,8 @@ def decode_npu_mem(device: DeviceDirectory, sink: Sink) -> None:
     for file_name in ("npu_mem", "npu_mem.app"):
         for records in sampling.pieces(device, file_name, layout):
             known = records["event"] < len(_NPU_MEM_LEVELS)
-            if unknown := int((~known).sum()):
-                detail = f"{device.data.path}: levels other than 0 and 1"
-                sink.anomaly("unknown_npu_mem_level", unknown, detail)
-            chosen = records[known]
+            detail = f"{device.data.path}: levels other than 0 and 1"
+            chosen = kept(records, known, sink, "unknown_npu_mem_level", detail)
             sampling.write_samples(
                 sink,
                 device,
@@ -280,8 +274,8 @@ def decode_hccs(device: DeviceDirectory, sink: Sink) -> None:
     time = np.r_[samples[1:, 0], samples[0, 0]]
     change = np.roll(samples, -1, axis=0) - samples
     forward: Bools = np.all(change[:, 1:] >= 0, axis=1)
-    if backward := int((~forward[:-1]).sum()):
-        sink.anomaly("counter_went_backwards", backward, f"{device.data.path}/hccs.data")
+    detail = f"{device.data.path}/hccs.data"
+    count_marked(sink, "counter_went_backwards", ~forward[:-1], detail)
     rows = np.flatnonzero(forward)
     if len(rows) > 1:
         rows = rows[:-1]
@@ -307,17 +301,8 @@ _NIC_FIELDS = 2 + len(_NIC_COLUMNS)
 _NIC_HEADER = "rxPacket/s"
 
 
-def decode_nic(device: DeviceDirectory, sink: Sink) -> None:
-    """Write NIC (nic.data, text): one row per line."""
-    _decode_interface(device, sink, "nic")
-
-
-def decode_roce(device: DeviceDirectory, sink: Sink) -> None:
-    """Write ROCE (roce.data, text): one row per line."""
-    _decode_interface(device, sink, "roce")
-
-
 def _decode_interface(device: DeviceDirectory, sink: Sink, kind: str) -> None:
+    """Write NIC or ROCE (nic.data, roce.data; text), according to `kind`: one row per line."""
     file = device.data.get(kind)
     if file is None:
         return
@@ -340,6 +325,10 @@ def _decode_interface(device: DeviceDirectory, sink: Sink, kind: str) -> None:
             bandwidth=values[:, 1] * sampling.BYTES_PER_MB,
             **columns,
         )
+
+
+decode_nic = partial(_decode_interface, kind="nic")
+decode_roce = partial(_decode_interface, kind="roce")
 
 
 def _interface_rows(lines: Sequence[str]) -> list[list[float]]:
@@ -402,12 +391,10 @@ def decode_pcie(device: DeviceDirectory, sink: Sink) -> None:
     clock = None
     for records in sampling.pieces(device, "pcie", "pcie"):
         clock = clock or sampling.device_monotonic_clock(device, "pcie.data")
+        measured = records["values"][:, 1] >= records["values"][:, 0]
+        detail = f"{device.data.path}: samples without a measurement"
+        records = kept(records, measured, sink, "pcie_maximum_below_minimum", detail)
         values = records["values"].astype(np.int64)
-        inverted = values[:, 1] < values[:, 0]
-        if count := int(inverted.sum()):
-            detail = f"{device.data.path}: samples without a measurement"
-            sink.anomaly("pcie_maximum_below_minimum", count, detail)
-            records, values = records[~inverted], values[~inverted]
         columns: dict[str, Any] = {}
         for place, quantity in enumerate(_PCIE_QUANTITIES):
             factor = 1 if quantity == _PCIE_LATENCY else _PCIE_BYTES_PER_S
@@ -421,7 +408,7 @@ def decode_unified_bus(device: DeviceDirectory, sink: Sink) -> None:
 
     The exporter keeps only 32 bits of both counters; this decoder keeps all 64.
     """
-    clock = sampling.start_clock(device)
+    clock = device.clocks.since_start_us
     for records in sampling.pieces(device, "ub", "ub"):
         sampling.write_samples(
             sink,

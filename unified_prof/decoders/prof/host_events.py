@@ -5,7 +5,7 @@ Other records are MSTX_EVENTS, MEMCPY_INFO, NPU_OP_MEM and AI CPU streams.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from unified_prof.arrays.grouping import (
     NOWHERE,
     Bools,
+    Frame,
     Ints,
     Pool,
     Runs,
@@ -56,7 +57,7 @@ LAUNCH = row_type(
 
 
 @dataclass(slots=True)
-class HostTasks:
+class HostTasks(Frame):
     """Launched tasks, sorted by thread and time; columns of equal length."""
 
     key: Keys
@@ -94,13 +95,6 @@ class HostTasks:
     def none(cls) -> HostTasks:
         """Return an empty set of tasks."""
         return cls.from_rows(np.zeros(0, LAUNCH), np.zeros(0, np.uint32))
-
-    def take(self, rows: NDArray[Any]) -> HostTasks:
-        """Return the given rows."""
-        return HostTasks(*(getattr(self, field.name)[rows] for field in fields(self)))
-
-    def __len__(self) -> int:
-        return len(self.key)
 
 
 @dataclass(frozen=True, slots=True)

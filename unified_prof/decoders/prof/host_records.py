@@ -11,7 +11,7 @@ Open calls of outer levels are carried over into the next window.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,15 +20,14 @@ from numpy.typing import NDArray
 from unified_prof.arrays.grouping import (
     NOWHERE,
     Bools,
+    Frame,
     Ints,
     Pool,
     Runs,
     find,
     positions,
 )
-from unified_prof.base.columns import (
-    Sink,
-)
+from unified_prof.base.columns import Sink, kept
 from unified_prof.decoders.prof.directory import HostDirectory
 from unified_prof.decoders.prof.layouts import HOST_MAGIC, record_type
 from unified_prof.decoders.prof.slices import RawFile, concatenate
@@ -119,19 +118,13 @@ def valid_records(file: RawFile, kind: str, sink: Sink) -> Iterator[Rows]:
     for part in file.by_slice() if cut else (file,):
         for piece in part.pieces(kind, magic=HOST_MAGIC):
             good = piece["magic"] == HOST_MAGIC
-            if good.all():
-                yield piece
-            else:
-                sink.anomaly(f"bad_magic_{kind}", int((~good).sum()), f"{file.name} records")
-                yield piece[good]
+            yield kept(piece, good, sink, f"bad_magic_{kind}", f"{file.name} records")
 
 
 def with_keys(records: Rows, kind: str, timeline: Timeline, sink: Sink) -> tuple[Rows, Keys]:
     """Return the records with a valid time, and their keys."""
     good = timeline.fits(records["timestamp"])
-    if not good.all():
-        sink.anomaly(f"impossible_time_{kind}", int((~good).sum()), f"{kind} records were skipped")
-        records = records[good]
+    records = kept(records, good, sink, f"impossible_time_{kind}", f"{kind} records were skipped")
     return records, timeline.pack(records["thread_id"], records["timestamp"])
 
 
@@ -165,7 +158,7 @@ def spool_records(
 
 
 @dataclass(frozen=True, slots=True)
-class Intervals:
+class Intervals(Frame):
     """Calls of one level, sorted by thread and begin; columns of equal length."""
 
     begin: Keys
@@ -173,13 +166,6 @@ class Intervals:
     connection_id: Ints
     item: NDArray[np.uint32]  # Index into `CallNames.items`.
     type_index: NDArray[np.uint16]  # Index into `CallNames.types`.
-
-    def __len__(self) -> int:
-        return len(self.begin)
-
-    def take(self, rows: NDArray[Any]) -> Intervals:
-        """Return the given rows, in this order."""
-        return Intervals(*(getattr(self, field.name)[rows] for field in fields(self)))
 
     def find(self, keys: Keys) -> Ints:
         """Return the innermost call (started last) that encloses each key, or NOWHERE."""
@@ -310,7 +296,11 @@ def read_calls(host: HostDirectory, timeline: Timeline, spool: Spool, sink: Sink
     events: list[Rows] = []
 
     def add(rows: Rows) -> None:
-        rows = _valid_calls(rows, timeline, sink)
+        # Calls with times far from the recording, or that end before they begin, are dropped.
+        good = timeline.fits(rows["begin"]) & timeline.fits(rows["end"])
+        good &= rows["begin"] <= rows["end"]
+        name, detail = "impossible_time_api_event", "api_event records were skipped"
+        rows = kept(rows, good, sink, name, detail)
         calls = np.zeros(len(rows), CALL)
         calls["key"] = timeline.pack(rows["thread_id"], rows["begin"])
         calls["end"] = timeline.move(calls["key"], rows["end"])
@@ -384,16 +374,6 @@ class CallWriter:
                 self._sink.strings, self._names.items[new]
             )
         return self._item_ids[items]
-
-
-def _valid_calls(rows: Rows, timeline: Timeline, sink: Sink) -> Rows:
-    """Drop calls with invalid times: far from the recording, or end before begin."""
-    good = timeline.fits(rows["begin"]) & timeline.fits(rows["end"])
-    good &= rows["begin"] <= rows["end"]
-    if good.all():
-        return rows
-    sink.anomaly("impossible_time_api_event", int((~good).sum()), "api_event records were skipped")
-    return rows[good]
 
 
 def _pair_events(events: Rows, sink: Sink) -> Rows:
@@ -488,13 +468,7 @@ class _CallTrees:
     def _outer(self, calls: Rows, level: int, until: np.uint64 | None) -> Intervals:
         intervals = self._names.intervals(calls, level)
         if level in self._open:
-            earlier = self._open.pop(level)
-            intervals = Intervals(
-                *(
-                    np.concatenate([getattr(part, field.name) for part in (earlier, intervals)])
-                    for field in fields(Intervals)
-                )
-            )
+            intervals = Intervals.concatenate([self._open.pop(level), intervals])
         intervals = without_overlaps(intervals)
         if until is not None:
             still_open = np.flatnonzero(intervals.end > until)

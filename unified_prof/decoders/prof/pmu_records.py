@@ -8,13 +8,13 @@ core) the other cores.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import Bools, Floats, Ints, Runs
+from unified_prof.arrays.grouping import Bools, Floats, Frame, Ints, Runs
 from unified_prof.base.columns import NO_CONTEXT, NO_STREAM, Sink
 from unified_prof.decoders.prof import sampling
 from unified_prof.decoders.prof.directory import DeviceDirectory
@@ -49,7 +49,7 @@ _V6_MASTER, _V6_MIX, _V6_OVERFLOW = 1, 2, 4
 
 
 @dataclass(frozen=True, slots=True)
-class TaskCounters:
+class TaskCounters(Frame):
     """Counters of tasks or contexts; columns of equal length."""
 
     task_row: Ints  # Row of `DeviceTasks`.
@@ -60,21 +60,6 @@ class TaskCounters:
     end: NDArray[np.uint64]
     cycles: Floats
     counters: NDArray[np.uint64]  # One column per event.
-
-    def __len__(self) -> int:
-        return len(self.task_row)
-
-    def where(self, mask: Bools) -> TaskCounters:
-        """Return the rows in a mask."""
-        if mask.all():
-            return self
-        return TaskCounters(*(getattr(self, field.name)[mask] for field in fields(self)))
-
-    @staticmethod
-    def concatenate(parts: Sequence[TaskCounters]) -> TaskCounters:
-        """Concatenate the rows of all parts (at least one)."""
-        columns = ([getattr(part, field.name) for part in parts] for field in fields(TaskCounters))
-        return TaskCounters(*map(np.concatenate, columns))
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +182,7 @@ class PmuReader:
             end=records["end"],
             cycles=records["total_cycle"].astype(np.float64),
             counters=records["pmu"],
-        ).where(task_row >= 0)
+        ).take(task_row >= 0)
 
     def _ids(self, records: Rows) -> tuple[NDArray[Any], NDArray[Any]]:
         return decode_words(
@@ -325,9 +310,9 @@ def decode_task_pmu(device: DeviceDirectory, tasks: DeviceTasks, sink: Sink) -> 
     mixed: list[TaskCounters] = []
     for counted in reader.tasks():
         on_both = counted.is_mix & (len(kinds) > 1)
-        writer.write(counted.where(~on_both))
+        writer.write(counted.take(~on_both))
         if on_both.any():
-            mixed.append(counted.where(on_both))
+            mixed.append(counted.take(on_both))
     if not mixed:
         return
     mix_tasks = TaskCounters.concatenate(mixed)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import Floats, Ints
-from unified_prof.base.columns import Sink
+from unified_prof.base.columns import Sink, count_marked
 from unified_prof.decoders.prof import pmu_metrics, sampling
 from unified_prof.decoders.prof.directory import DeviceDirectory
 from unified_prof.decoders.prof.pmu_metrics import CUSTOM_PREFIX, TOTAL_CYCLES, TOTAL_TIME, Metric
@@ -255,9 +255,8 @@ def _sample_records(
         ends = np.flatnonzero(piece["mode"] == _END_OF_FILE)
         records = piece[: ends[0]] if len(ends) else piece
         valid = records["count_num"] == events
-        if damaged := int((~valid).sum()):
-            detail = f"{device.data.path}/{file_name}.data: records without {events} counters"
-            sink.anomaly("damaged_pmu_sample", damaged, detail)
+        detail = f"{device.data.path}/{file_name}.data: records without {events} counters"
+        count_marked(sink, "damaged_pmu_sample", ~valid, detail)
         if valid.any():
             yield records[valid]
         if len(ends):

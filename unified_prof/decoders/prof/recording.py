@@ -4,46 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from unified_prof.base.columns import Sink, Stage
 from unified_prof.decoders.overlap import DeviceOverlap, OverlapWriter
-from unified_prof.decoders.prof.ccu_dpu import decode_ccu, decode_dpu
+from unified_prof.decoders.prof import ccu_dpu, device_samples, host_samples
 from unified_prof.decoders.prof.collective_records import STEP, AicpuRecords, read_aicpu
 from unified_prof.decoders.prof.collectives import CommunicationTimes, Steps
 from unified_prof.decoders.prof.compute_info import Launched
 from unified_prof.decoders.prof.coverage import write_session
-from unified_prof.decoders.prof.device_samples import (
-    decode_ddr,
-    decode_hbm,
-    decode_hccs,
-    decode_llc,
-    decode_netdev_stats,
-    decode_nic,
-    decode_npu_mem,
-    decode_npu_module_mem,
-    decode_pcie,
-    decode_qos,
-    decode_roce,
-    decode_stars_samples,
-    decode_unified_bus,
-)
 from unified_prof.decoders.prof.directory import DeviceDirectory, HostDirectory, ProfDirectory
 from unified_prof.decoders.prof.host_events import (
     TaskTypes,
     decode_operator_memory,
     device_marks,
     write_marks,
-)
-from unified_prof.decoders.prof.host_samples import (
-    decode_host_cpu,
-    decode_host_disk,
-    decode_host_mem,
-    decode_host_network,
-    decode_os_calls,
 )
 from unified_prof.decoders.prof.host_side import HostSide
 from unified_prof.decoders.prof.pmu_records import decode_task_pmu
@@ -52,8 +29,8 @@ from unified_prof.decoders.prof.slices import Workspace
 from unified_prof.decoders.prof.task_join import (
     JOINED_TASK,
     DeviceTasks,
+    OutputContext,
     TaskIdentities,
-    TaskRows,
     TaskWriter,
     identify,
     join,
@@ -63,11 +40,10 @@ from unified_prof.decoders.prof.task_log import (
     IdCounter,
     Rounds,
     TaskStreams,
-    Track,
     read_task_log,
     read_track,
 )
-from unified_prof.decoders.spool import Spool, selected, stacked, windows
+from unified_prof.decoders.spool import Rows, Spool, selected, stacked, windows
 from unified_prof.errors import RawFormatError
 
 # Types of launches that do not bound the time in which a device was in use.
@@ -97,38 +73,53 @@ _KNOWN_PLATFORMS = _platforms("0 1 2 3 4 5 7 8 9 11 15 16")
 
 # decode(device, sink). Platforms are those of the exporter's list of parsers.
 DEVICE_DECODERS = (
-    Decoder("ddr", decode_ddr, ("ddr",), _platforms("0 1 2 3 4 7 8 11")),
+    Decoder("ddr", device_samples.decode_ddr, ("ddr",), _platforms("0 1 2 3 4 7 8 11")),
     Decoder("frequency", decode_frequency, ()),
-    Decoder("hbm", decode_hbm, ("hbm",)),
-    Decoder("hccs", decode_hccs, ("hccs",), _platforms("0 1 2 3 4 5")),
-    Decoder("llc", decode_llc, ("llc",)),
+    Decoder("hbm", device_samples.decode_hbm, ("hbm",)),
+    Decoder("hccs", device_samples.decode_hccs, ("hccs",), _platforms("0 1 2 3 4 5")),
+    Decoder("llc", device_samples.decode_llc, ("llc",)),
     Decoder(
-        "netdev_stats", decode_netdev_stats, ("netdev_stats",), _platforms("0 1 2 3 4 5 7 8 11")
+        "netdev_stats",
+        device_samples.decode_netdev_stats,
+        ("netdev_stats",),
+        _platforms("0 1 2 3 4 5 7 8 11"),
     ),
-    Decoder("nic", decode_nic, ("nic",), _platforms("0 1 5 7 8 11")),
-    Decoder("npu_mem", decode_npu_mem, ("npu_mem", "npu_mem.app")),
-    Decoder("npu_module_mem", decode_npu_module_mem, ("npu_module_mem",)),
-    Decoder("pcie", decode_pcie, ("pcie",), _platforms("0 1 2 3 4 5 15 16")),
-    Decoder("qos", decode_qos, ("qos",), _platforms("5")),
-    Decoder("roce", decode_roce, ("roce",), _platforms("0 1 5")),
+    Decoder(
+        "nic",
+        device_samples.decode_nic,
+        ("nic",),
+        _platforms("0 1 5 7 8 11"),
+    ),
+    Decoder("npu_mem", device_samples.decode_npu_mem, ("npu_mem", "npu_mem.app")),
+    Decoder("npu_module_mem", device_samples.decode_npu_module_mem, ("npu_module_mem",)),
+    Decoder("pcie", device_samples.decode_pcie, ("pcie",), _platforms("0 1 2 3 4 5 15 16")),
+    Decoder("qos", device_samples.decode_qos, ("qos",), _platforms("5")),
+    Decoder(
+        "roce",
+        device_samples.decode_roce,
+        ("roce",),
+        _platforms("0 1 5"),
+    ),
     Decoder("sample_pmu", decode_sample_pmu, ("ffts_profile", "aicore", "aiVectorCore")),
-    Decoder("stars_samples", decode_stars_samples, ("stars_soc", "stars_soc_profile")),
-    Decoder("unified_bus", decode_unified_bus, ("ub",), _platforms("15 16")),
+    Decoder(
+        "stars_samples", device_samples.decode_stars_samples, ("stars_soc", "stars_soc_profile")
+    ),
+    Decoder("unified_bus", device_samples.decode_unified_bus, ("ub",), _platforms("15 16")),
 )
 
 # decode(device, tasks, sink): after the tasks of the device are known.
 TASK_DECODERS = (
-    Decoder("ccu", decode_ccu, ("ccu0.instr", "ccu1.instr")),
+    Decoder("ccu", ccu_dpu.decode_ccu, ("ccu0.instr", "ccu1.instr")),
     Decoder("task_pmu", decode_task_pmu, ("ffts_profile", "aicore", "aiVectorCore")),
 )
 
 # decode(host, sink)
 HOST_DECODERS = (
-    Decoder("host_cpu", decode_host_cpu, ("host_cpu",)),
-    Decoder("host_disk", decode_host_disk, ("host_disk",)),
-    Decoder("host_mem", decode_host_mem, ("host_mem",)),
-    Decoder("host_network", decode_host_network, ("host_network",)),
-    Decoder("os_calls", decode_os_calls, ("host_syscall", "host_pthreadcall")),
+    Decoder("host_cpu", host_samples.decode_host_cpu, ("host_cpu",)),
+    Decoder("host_disk", host_samples.decode_host_disk, ("host_disk",)),
+    Decoder("host_mem", host_samples.decode_host_mem, ("host_mem",)),
+    Decoder("host_network", host_samples.decode_host_network, ("host_network",)),
+    Decoder("os_calls", host_samples.decode_os_calls, ("host_syscall", "host_pthreadcall")),
     Decoder(
         "operator_memory",
         decode_operator_memory,
@@ -141,22 +132,10 @@ _DPU_KINDS = ("compact.dpu_track", "additional.dpu_hccl_info")
 HOST_TASK_DECODERS = (
     Decoder(
         "dpu",
-        decode_dpu,
+        ccu_dpu.decode_dpu,
         tuple(f"{age}.{kind}" for kind in _DPU_KINDS for age in ("unaging", "aging")),
     ),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class OutputContext:
-    """Sink, id source and memory limits shared by all devices of one database."""
-
-    sink: Sink
-    stage: Stage
-    workspace: Workspace
-    process_id: int
-    ids: IdCounter
-    overlap: OverlapWriter
 
 
 def decode_device(
@@ -178,16 +157,7 @@ def decode_device(
             none = stack.enter_context(file.workspace.spool(EXECUTED_TASK))
             wide = host_side is not None and host_side.host.has_wide_task_ids
             with file.stage("tasks"):
-                join(
-                    launched,
-                    none,
-                    none,
-                    None,
-                    file.ids,
-                    file.workspace,
-                    file.sink,
-                    wide_task_ids=wide,
-                )
+                join(launched, none, none, None, file, wide_task_ids=wide)
             return
         tasks = _DeviceTaskDecoder(device, host_side, launched, file).write(stack)
     decode_registered(TASK_DECODERS, device, file, tasks)
@@ -257,19 +227,21 @@ class _DeviceTaskDecoder:
             track = read_track(device, expanded=self._expanded)
             aicpu = read_aicpu(device, file.sink)
             streams = _task_streams(self._launched, aicpu) if wide else TaskStreams.none()
-            self._identify(executed, track, streams)
+            with file.workspace.spool(EXECUTED_TASK, "start") as by_start:
+                read_task_log(device, by_start, file.workspace, file.sink, expanded=self._expanded)
+                identify(
+                    by_start,
+                    executed,
+                    Rounds(track.flips, at_flip=True),
+                    self._clock,
+                    device.session.start_ns,
+                    file,
+                    streams=streams if wide else None,
+                )
         with file.stage("operators"):
             identified = TaskIdentities.allocate(executed.rows if are_looked_up else 0)
-            join(
-                self._launched,
-                executed,
-                joined,
-                identified if are_looked_up else None,
-                file.ids,
-                file.workspace,
-                file.sink,
-                wide_task_ids=wide,
-            )
+            known = identified if are_looked_up else None
+            join(self._launched, executed, joined, known, file, wide_task_ids=wide)
         with file.stage("tasks"):
             steps, rows = self._write_tasks(joined, overlap)
             if not wide:  # ts_track of those platforms has another layout
@@ -295,33 +267,11 @@ class _DeviceTaskDecoder:
             streams=streams,
         )
 
-    def _identify(self, executed: Spool, track: Track, streams: TaskStreams) -> None:
-        file, workspace = self._file, self._file.workspace
-        with workspace.spool(EXECUTED_TASK, "start") as by_start:
-            read_task_log(self._device, by_start, workspace, file.sink, expanded=self._expanded)
-            identify(
-                by_start,
-                executed,
-                Rounds(track.flips, at_flip=True),
-                self._clock,
-                self._device.session.start_ns,
-                workspace,
-                file.sink,
-                streams=streams if self._device.has_wide_task_ids else None,
-            )
-
-    def _write_tasks(self, joined: Spool, overlap: DeviceOverlap) -> tuple[Steps, TaskRows | None]:
+    def _write_tasks(self, joined: Spool, overlap: DeviceOverlap) -> tuple[Steps, Rows]:
         """Write TASK; return the collective tasks, and all tasks if AI CPUs run collectives."""
         file, host_side = self._file, self._host_side
-        writer = TaskWriter(
-            self._device.device_id,
-            self._clock,
-            self._launched.types,
-            None if host_side is None else host_side.captures,
-            self._device.platform,
-            file.process_id,
-            file.sink,
-        )
+        captures = None if host_side is None else host_side.captures
+        writer = TaskWriter(self._device, self._clock, self._launched.types, captures, file)
         not_bounding = self._launched.types.is_one_of(*_NOT_BOUNDING)
         keep_all = host_side is not None and bool(host_side.collective_streams.of_kernels)
         steps, kept = [np.zeros(0, JOINED_TASK)], [np.zeros(0, JOINED_TASK)]
@@ -349,11 +299,11 @@ class _DeviceTaskDecoder:
                 found["start"].copy(),
                 found["end"].copy(),
             ),
-            TaskRows.from_rows(stacked(kept), self._clock) if keep_all else None,
+            stacked(kept),
         )
 
     def _write_communication(
-        self, steps: Steps, rows: TaskRows | None, aicpu: AicpuRecords, streams: TaskStreams
+        self, steps: Steps, rows: Rows, aicpu: AicpuRecords, streams: TaskStreams
     ) -> CommunicationTimes:
         """Write the collectives launched by the host and those launched by AI CPUs."""
         host_side, sink = self._host_side, self._file.sink
@@ -370,7 +320,8 @@ class _DeviceTaskDecoder:
 
         context = AicpuContext(
             self._device,
-            TaskRows.from_rows(np.zeros(0, JOINED_TASK), self._clock) if rows is None else rows,
+            rows,
+            self._clock,
             self._launched.kernels(),
             host_side.collective_streams,
             host_side.host.dictionaries,

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import Bools, Floats, Ints
-from unified_prof.base.columns import Sink
+from unified_prof.arrays.grouping import Bools, Floats, Ints, Runs
+from unified_prof.base.columns import Sink, count_marked
 from unified_prof.decoders.prof.clocks import MAX_NS, LinearClock
 from unified_prof.decoders.prof.directory import DeviceDirectory, PartDirectory
 from unified_prof.decoders.spool import Rows
@@ -52,10 +52,7 @@ def device_clock(part: PartDirectory, file_name: str) -> LinearClock:
     Raises:
         RawFormatError: its origin or frequency is missing in a control file.
     """
-    clock = part.clocks.device
-    if clock is None:
-        raise _missing_clock(part, file_name, "cntvct", "hwts_frequency")
-    return clock
+    return _required(part.clocks.device, part, file_name, "cntvct and hwts_frequency")
 
 
 def device_monotonic_clock(part: PartDirectory, file_name: str) -> LinearClock:
@@ -64,24 +61,18 @@ def device_monotonic_clock(part: PartDirectory, file_name: str) -> LinearClock:
     Raises:
         RawFormatError: its origin is missing in a control file.
     """
-    clock = part.clocks.device_monotonic
+    return _required(part.clocks.device_monotonic, part, file_name, "clock_monotonic_raw")
+
+
+def _required(
+    clock: LinearClock | None, part: PartDirectory, file_name: str, values: str
+) -> LinearClock:
     if clock is None:
-        raise _missing_clock(part, file_name, "clock_monotonic_raw")
-    return clock
-
-
-def _missing_clock(part: PartDirectory, file_name: str, *values: str) -> RawFormatError:
-    return RawFormatError(
-        f"{part.data.path}: the times of {file_name} need {' and '.join(values)} of"
-        " dev_start.log and info.json",
-        slug="damaged-recording",
-    )
-
-
-def start_clock(part: PartDirectory) -> LinearClock:
-    """Return the clock for microseconds since the start of the device's profiling."""
-    clock = part.clocks.since_start_us
-    assert clock is not None
+        raise RawFormatError(
+            f"{part.data.path}: the times of {file_name} need {values} of dev_start.log and"
+            " info.json",
+            slug="damaged-recording",
+        )
     return clock
 
 
@@ -140,8 +131,7 @@ def write_samples(
     impossible = times_ns == MAX_NS
     early = times_ns < part.session.start_ns
     for name, mask in (("impossible_time", impossible), ("before_session_start", early)):
-        if count := int(mask.sum()):
-            sink.anomaly(name, count, f"rows of {table} in {part.data.path}")
+        count_marked(sink, name, mask, f"rows of {table} in {part.data.path}")
     keep = ~(impossible | early)
     if not keep.any():
         return
@@ -204,25 +194,21 @@ class PreviousSamples:
         Groups are small integers; samples of a group are in time order.
         """
         order = np.argsort(group, kind="stable")
-        ordered = np.asarray(group)[order]
-        if not len(ordered):
-            return np.zeros(0, np.bool_), columns
-        starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
+        runs = Runs(np.asarray(group)[order])
+        first, last = order[runs.starts], order[runs.last]
         before = np.r_[order[:1], order[:-1]]
-        before[starts] = order[starts]
+        before[runs.starts] = first
         found = np.ones(len(order), np.bool_)
-        found[order[starts]] = False
+        found[first] = False
         previous = tuple(np.empty_like(column) for column in columns)
         for target, column in zip(previous, columns, strict=True):
             target[order] = column[before]
-        ends = np.r_[starts[1:], len(ordered)] - 1
-        for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
-            key, row = int(ordered[start]), order[start]
+        for key, row, end in zip(group[first].tolist(), first, last, strict=True):
             if key in self._last:
                 found[row] = True
                 for target, value in zip(previous, self._last[key], strict=True):
                     target[row] = value
-            self._last[key] = tuple(column[order[end]] for column in columns)
+            self._last[key] = tuple(column[end] for column in columns)
         return found, previous
 
 

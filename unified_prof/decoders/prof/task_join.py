@@ -14,10 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import NOWHERE, Ints, Runs, find, order_of_keys
-from unified_prof.base.columns import NO_CONNECTION, NO_MODEL, NO_STREAM, Sink
+from unified_prof.base.columns import NO_CONNECTION, NO_MODEL, NO_STREAM, Sink, Stage
+from unified_prof.decoders.overlap import OverlapWriter
 from unified_prof.decoders.prof.clocks import LinearClock
 from unified_prof.decoders.prof.compute_info import Launched, write_operators
-from unified_prof.decoders.prof.directory import HostDirectory
+from unified_prof.decoders.prof.directory import DeviceDirectory, HostDirectory
 from unified_prof.decoders.prof.host_events import TaskTypes, write_copies
 from unified_prof.decoders.prof.operators import Captures
 from unified_prof.decoders.prof.slices import Workspace
@@ -33,6 +34,18 @@ from unified_prof.decoders.prof.task_log import (
     type_name,
 )
 from unified_prof.decoders.spool import Rows, Spool, row_type, selected, windows
+
+
+@dataclass(frozen=True, slots=True)
+class OutputContext:
+    """Sink, id source and memory limits shared by all devices of one database."""
+
+    sink: Sink
+    stage: Stage
+    workspace: Workspace
+    process_id: int
+    ids: IdCounter
+    overlap: OverlapWriter
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,14 +147,8 @@ class TaskIdentities:
 
     def filled(self) -> TaskIdentities:
         """Return the rows that were added."""
-        here = slice(0, self.count)
-        return TaskIdentities(
-            self.key[here],
-            self.global_task_id[here],
-            self.block_num[here],
-            self.mix_block_num[here],
-            self.count,
-        )
+        columns = (self.key, self.global_task_id, self.block_num, self.mix_block_num)
+        return TaskIdentities(*(column[: self.count] for column in columns))
 
 
 def identify(
@@ -150,8 +157,7 @@ def identify(
     rounds: Rounds,
     clock: LinearClock,
     start_ns: int,
-    workspace: Workspace,
-    sink: Sink,
+    file: OutputContext,
     *,
     streams: TaskStreams | None,
 ) -> None:
@@ -162,10 +168,10 @@ def identify(
     is None if the log has streams.
     """
     if rounds.looks_back:
-        for rows in in_order_of_start(by_start, workspace.window_rows):
+        for rows in in_order_of_start(by_start, file.workspace.window_rows):
             rounds.observe(rows["stream_id"], rows["task_id"], rows["start"], rows["place"])
     early = 0
-    for rows in in_order_of_start(by_start, workspace.window_rows):
+    for rows in in_order_of_start(by_start, file.workspace.window_rows):
         if streams is not None:
             stream_id = streams.find(rows["task_id"])
             rows["stream_id"] = np.where(stream_id < 0, NO_STREAM, stream_id)
@@ -183,7 +189,7 @@ def identify(
         early += int(rows["early"].sum())
         by_key.append(rows)
     if early:
-        sink.anomaly("task_before_session", early, "tasks that ended before the start")
+        file.sink.anomaly("task_before_session", early, "tasks that ended before the start")
 
 
 def join(
@@ -191,9 +197,7 @@ def join(
     ran: Spool,
     joined: Spool,
     identified: TaskIdentities | None,
-    ids: IdCounter,
-    workspace: Workspace,
-    sink: Sink,
+    file: OutputContext,
     *,
     wide_task_ids: bool,
 ) -> None:
@@ -202,17 +206,19 @@ def join(
     `ran` contains the executed tasks by key, `joined` receives `JOINED_TASK` rows, and `identified`
     all tasks of the log, if it is not None.
     """
-    ambiguous = 0
+    ids, sink, ambiguous = file.ids, file.sink, 0
     for rows, launches, copies in windows(
-        ran, launched.rows, launched.copies, window_rows=workspace.window_rows
+        ran, launched.rows, launched.copies, window_rows=file.workspace.window_rows
     ):
         alive = selected(rows, ~rows["early"]) if rows["early"].any() else rows
         distinct, (launch_at, alive_at, copy_at) = _rank_keys(
             launches["key"], alive["key"], copies["key"]
         )
         numbers = ids.take(len(distinct))
-        last, lost = _last_operators(launches)
-        ambiguous += lost
+        # The tables contain only one row per task id: the last operator of each key.
+        chosen = np.flatnonzero(launches["is_operator"])
+        last = chosen[Runs(launches["key"][chosen]).last]
+        ambiguous += len(chosen) - len(last)
         operators = selected(launches, last)
         write_operators(operators["operator"], numbers[launch_at[last]], sink)
         copied = numbers[copy_at]
@@ -255,18 +261,6 @@ def _rank_keys(*keys: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], list[Ints
         place[order] = rank
     ends = np.cumsum([len(column) for column in keys])
     return values[new], np.split(place, ends[:-1])
-
-
-def _last_operators(launches: Rows) -> tuple[Ints, int]:
-    """Return the last operator of each key, and the number of dropped operators.
-
-    The tables contain only one row per task id.
-    """
-    chosen = np.flatnonzero(launches["is_operator"])
-    if not len(chosen):
-        return chosen, 0
-    last = chosen[Runs(launches["key"][chosen]).last]
-    return last, len(chosen) - len(last)
 
 
 def _with_launches(
@@ -316,33 +310,6 @@ def _match_in_order(row: Ints, launched: NDArray[np.uint64], ran: NDArray[np.uin
 _TYPED_BY_DEVICE = ("FFTS_PLUS", "UNKNOWN")
 
 
-@dataclass(frozen=True, slots=True)
-class TaskRows:
-    """Tasks of a device log that ended in the session, sorted by start; columns of equal length."""
-
-    key: NDArray[np.uint64]  # Key of `pack_keys`.
-    stream_id: NDArray[np.uint32]
-    type_code: NDArray[np.uint8]
-    connection_id: Ints
-    # Row in `Launched.kernels`; -1 for tasks that schedule no communication.
-    kernel: NDArray[np.int32]
-    global_task_id: Ints
-    start_ns: Ints
-    end_ns: Ints
-    start: NDArray[np.uint64]  # Device counter.
-    end: NDArray[np.uint64]
-    clock: LinearClock  # Clock of the device counter.
-
-    @classmethod
-    def from_rows(cls, rows: Rows, clock: LinearClock) -> TaskRows:
-        """Convert `JOINED_TASK` rows to columns."""
-        start, end = rows["start"].copy(), rows["end"].copy()
-        names = "key stream_id type_code connection_id kernel global_task_id".split()
-        columns = {name: rows[name].copy() for name in names}
-        start_ns, end_ns = clock.to_ns(start), clock.to_ns(end)
-        return cls(**columns, start_ns=start_ns, end_ns=end_ns, start=start, end=end, clock=clock)
-
-
 class TaskWriter:
     """Writes the TASK rows of one device.
 
@@ -352,16 +319,14 @@ class TaskWriter:
 
     def __init__(
         self,
-        device_id: int,
+        device: DeviceDirectory,
         clock: LinearClock,
         types: TaskTypes,
         captures: Captures | None,
-        platform: int,
-        process_id: int,
-        sink: Sink,
+        file: OutputContext,
     ) -> None:
-        self._device_id, self._clock, self._captures = device_id, clock, captures
-        self._platform, self._process_id, self._sink = platform, process_id, sink
+        self._device, self._clock, self._captures = device, clock, captures
+        self._process_id, self._sink = file.process_id, file.sink
         self._types = types
         self._by_code = np.full(256, -1, np.int64)
         self._by_type = np.full(len(types.names), -1, np.int64)
@@ -375,7 +340,7 @@ class TaskWriter:
         if self._captures is not None:
             free = np.flatnonzero((rows["type_index"] != NOWHERE) & (model == NO_MODEL))
             model[free] = self._captures.models(
-                self._device_id,
+                self._device.device_id,
                 rows["stream_id"][free],
                 rows["batch_id"][free],
                 rows["launched"][free],
@@ -385,7 +350,7 @@ class TaskWriter:
             {
                 "startNs": start_ns,
                 "endNs": end_ns,
-                "deviceId": self._device_id,
+                "deviceId": self._device.device_id,
                 "connectionId": rows["connection_id"].copy(),
                 "globalTaskId": rows["global_task_id"].copy(),
                 "globalPid": self._process_id,
@@ -418,7 +383,7 @@ class TaskWriter:
         intern = self._sink.strings.intern
         counts = np.bincount(rows["type_code"], minlength=len(self._by_code))
         for code in np.flatnonzero(counts).tolist():
-            name = type_name(code, self._platform)
+            name = type_name(code, self._device.platform)
             if name is None:
                 self._unnamed[code] += int(counts[code])
             self._by_code[code] = intern(name or OTHER)

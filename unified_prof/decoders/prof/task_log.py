@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import Bools, Ints, Runs, find
-from unified_prof.base.columns import NO_CONTEXT, Sink
+from unified_prof.base.columns import NO_CONTEXT, Sink, kept
 from unified_prof.decoders.prof.directory import DeviceDirectory
 from unified_prof.decoders.prof.layouts import STARS_MAGIC, V6_PLATFORMS, record_type
 from unified_prof.decoders.prof.slices import Workspace, concatenate
@@ -482,10 +482,7 @@ def _stars_pieces(device: DeviceDirectory, layout: str, sink: Sink) -> Iterator[
     file = device.data.get("stars_soc")
     for piece in file.pieces(layout, magic=STARS_MAGIC) if file is not None else ():
         good = piece["magic"] == STARS_MAGIC
-        if not good.all():
-            sink.anomaly("bad_magic_stars_soc", int((~good).sum()), "stars_soc records")
-            piece = piece[good]
-        yield piece
+        yield kept(piece, good, sink, "bad_magic_stars_soc", "stars_soc records")
 
 
 _STEP, _FLIP = 0x0A, 0x0E
