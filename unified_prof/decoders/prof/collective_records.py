@@ -13,11 +13,16 @@ from unified_prof.base.columns import Sink, count_marked
 from unified_prof.decoders.prof.compute_info import HostData
 from unified_prof.decoders.prof.directory import DeviceDirectory, Dictionaries
 from unified_prof.decoders.prof.host_events import Launches
-from unified_prof.decoders.prof.host_records import COMMUNICATION, CallTree, Intervals, Timeline
+from unified_prof.decoders.prof.host_records import (
+    COMMUNICATION,
+    CallTree,
+    Timeline,
+    in_calls,
+    last_in_calls,
+)
 from unified_prof.decoders.prof.layouts import HOST_MAGIC, record_type
-from unified_prof.decoders.prof.slices import concatenate
 from unified_prof.decoders.prof.task_log import Flips
-from unified_prof.decoders.spool import Rows, row_type
+from unified_prof.decoders.spool import Rows, row_type, stacked
 
 # Records of the host with their keys (`Timeline.pack`).
 TASKS = row_type("key u8, record hccl_info", hccl_info=record_type("hccl_info"))
@@ -86,22 +91,13 @@ def _algorithm(stages: int) -> str:
 
 def place_records(tasks: Rows, operators: Rows, tree: CallTree, sink: Sink) -> CommunicationRecords:
     """Find the call of each collective record; the last record of a call is used."""
-    row, records = _in_calls(tree.communication, tasks, "hccl_info", sink)
+    row, records = in_calls(tree.communication, tasks, "hccl_info", sink)
+    records = records["record"]
     task_key = row.astype(np.uint64) << np.uint64(32) | records["context_id"]
     order = np.argsort(task_key, kind="stable")
     last = order[Runs(task_key[order]).last]
-    node, found = _in_calls(tree.node, operators, "hccl_op_info", sink)
-    order = np.argsort(node, kind="stable")
-    newest = order[Runs(node[order]).last]
-    return CommunicationRecords(records[last], task_key[last], found[newest], node[newest])
-
-
-def _in_calls(calls: Intervals, rows: Rows, kind: str, sink: Sink) -> tuple[Ints, Rows]:
-    row = calls.find(rows["key"])
-    inside = row != NOWHERE
-    if not inside.all():
-        sink.anomaly(f"unplaced_{kind}", int((~inside).sum()), f"{kind} records outside calls")
-    return row[inside], rows["record"][inside]
+    node, found = last_in_calls(tree.node, operators, "hccl_op_info", sink)
+    return CommunicationRecords(records[last], task_key[last], found["record"], node)
 
 
 def master_types(types: list[tuple[int, int]], dictionaries: Dictionaries) -> Bools:
@@ -211,7 +207,7 @@ def read_aicpu(device: DeviceDirectory, sink: Sink) -> AicpuRecords:
 
 
 def _as(parts: list[Rows], kind: str) -> Rows:
-    return concatenate(parts).view(record_type(kind)) if parts else np.zeros(0, record_type(kind))
+    return stacked(parts).view(record_type(kind)) if parts else np.zeros(0, record_type(kind))
 
 
 def _by_time(records: Rows) -> Rows:
@@ -223,7 +219,7 @@ def _unpacked(parts: list[Rows]) -> Rows:
     layout = record_type("aicpu_task")
     if not parts:
         return np.zeros(0, layout)
-    raw: NDArray[Any] = concatenate(parts).view(np.uint8).reshape(-1, parts[0].dtype.itemsize)
+    raw: NDArray[Any] = stacked(parts).view(np.uint8).reshape(-1, parts[0].dtype.itemsize)
     payload = raw[:, _HEAD_BYTES : _HEAD_BYTES + _TASKS_OF_A_RECORD * layout.itemsize]
     tasks: Rows = np.ascontiguousarray(payload).reshape(-1).view(layout)
     tasks = tasks[tasks["group"] != 0]

@@ -23,10 +23,10 @@ from unified_prof.decoders.prof.host_events import (
 )
 from unified_prof.decoders.prof.host_records import CallTree
 from unified_prof.decoders.prof.operators import (
-    CapturedOperators,
     Descriptions,
     HashTexts,
     ListTexts,
+    find_captured,
 )
 from unified_prof.decoders.prof.slices import Workspace
 from unified_prof.decoders.prof.task_log import TaskStreams
@@ -63,12 +63,12 @@ class HostData:
     lists: ListTexts
     captured_lists: ListTexts
     collective_streams: CollectiveStreams
-    captured: CapturedOperators
+    captured: Rows  # `operators.CAPTURED` rows.
     level0: bool  # True at the lowest trace level, at which operators have only a name and blocks.
 
     def captured_rows(self, tasks: HostTasks) -> Ints:
         """Return the row of the captured operator for each launch, or -1."""
-        return self.captured.find(tasks.device_id, tasks.stream_id, tasks.task_id)
+        return find_captured(self.captured, tasks.device_id, tasks.stream_id, tasks.task_id)
 
 
 _TEXTS = "name taskType opType attrInfo opState hf32Eligible gridDim blockDim".split()
@@ -143,7 +143,7 @@ class _OperatorColumns:
         self.captured[self.in_node] = -1
         # True for tasks of captured graphs that have a description.
         self.is_captured = (self.captured >= 0) & ~np.bool_(host.level0)
-        self.record = self.captured[self.is_captured]
+        self.captured_rows = selected(host.captured, self.captured[self.is_captured])
 
     def columns(self, sink: Sink) -> tuple[dict[str, Any], Bools, Bools]:
         """Return the columns, a mask of schedulers, and a mask of compute operators."""
@@ -157,7 +157,7 @@ class _OperatorColumns:
         op_type[described] = names.ids(about.hashes[about.op_type[node]])
         bare = ~self.in_node & ~np.bool_(self.host.level0)
         op_type[bare] = name[bare]
-        op_type[self.is_captured] = names.ids(self.host.captured.op_type[self.record])
+        op_type[self.is_captured] = names.ids(self.captured_rows["op_type"])
         block_num, mix_block_num = self._blocks()
         columns: dict[str, Any] = {
             "name": name,
@@ -173,22 +173,22 @@ class _OperatorColumns:
         }
         attribute = np.zeros(count, np.uint64)
         attribute[described] = about.hashes[about.attribute[node]]
-        attribute[self.is_captured] = self.host.captured.attribute[self.record]
+        attribute[self.is_captured] = self.captured_rows["attribute"]
         with_attribute = np.flatnonzero(attribute)
         if len(with_attribute):
             hashes = attribute[with_attribute]
             # Unlike names, attributes without a text are not shown as numbers.
             known = names.has_text(hashes)
             columns["attrInfo"][with_attribute[known]] = names.ids(hashes[known])
-        is_captured, record, captured = self.is_captured, self.record, self.host.captured
+        is_captured, captured = self.is_captured, self.captured_rows
         for column, flag, captured_flag, texts in (
-            ("opState", about.static, captured.static, ("dynamic", "static")),
-            ("hf32Eligible", about.hf32, captured.hf32, ("NO", "YES")),
+            ("opState", about.static, captured["static"], ("dynamic", "static")),
+            ("hf32Eligible", about.hf32, captured["hf32"], ("NO", "YES")),
         ):
-            if len(node) or len(record):
+            if len(node) or len(captured):
                 ids = sink.strings.intern_all(texts)
                 columns[column][described] = ids[flag[node].astype(np.int64)]
-                columns[column][is_captured] = ids[captured_flag[record].astype(np.int64)]
+                columns[column][is_captured] = ids[captured_flag.astype(np.int64)]
         return columns, schedule, ~schedule & ~communication
 
     def name_hashes(self) -> NDArray[np.uint64]:
@@ -196,7 +196,7 @@ class _OperatorColumns:
         about, tree, items = self.host.descriptions, self.host.tree, self.host.calls_items
         result = self.tasks.kernel_name.copy()
         captured = self.captured >= 0
-        result[captured] = self.host.captured.name[self.captured[captured]]
+        result[captured] = self.host.captured["name"][self.captured[captured]]
         result[self.described] = about.hashes[about.name[self.node[self.described]]]
         unnamed = self.in_node & ~self.described
         result[unnamed] = items[tree.node.item[self.node[unnamed]]]
@@ -210,7 +210,7 @@ class _OperatorColumns:
         tasks = self.tasks
         packed = np.zeros(len(tasks), np.uint32)
         packed[self.described] = self.host.descriptions.block_dim[self.node[self.described]]
-        packed[self.is_captured] = self.host.captured.block_dim[self.record]
+        packed[self.is_captured] = self.captured_rows["block_dim"]
         blocks: NDArray[np.uint32] = packed & np.uint32(0xFFFF)
         factor = packed >> np.uint32(16)
         dimensions = self.host.types.is_one_of("KERNEL_SIMT")[tasks.type_index]
@@ -233,7 +233,7 @@ class _OperatorColumns:
             lambda index: _KERNEL_TASK_TYPES.get(kernel_names[index], kernel_names[index]),
             sink,
         )
-        kinds = self.host.captured.task_type[self.record]
+        kinds = self.captured_rows["task_type"]
         result[self.is_captured] = _interned(kinds, _described_task_type, sink)
         return result
 
@@ -241,7 +241,7 @@ class _OperatorColumns:
         about, host = self.host.descriptions, self.host
         ids = np.full((len(self.described), len(_TENSOR_COLUMNS)), none, np.int32)
         ids[self.described] = host.lists.ids(about.tensors[self.node[self.described]])
-        ids[self.is_captured] = host.captured_lists.ids(host.captured.tensors[self.record])
+        ids[self.is_captured] = host.captured_lists.ids(self.captured_rows["tensors"])
         return {name: ids[:, place] for place, name in enumerate(_TENSOR_COLUMNS)}
 
     def _dimension_columns(self, none: int, sink: Sink) -> dict[str, Ints]:

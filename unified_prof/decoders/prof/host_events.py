@@ -41,9 +41,8 @@ from unified_prof.decoders.prof.host_records import (
     with_keys,
 )
 from unified_prof.decoders.prof.layouts import record_type
-from unified_prof.decoders.prof.slices import concatenate
 from unified_prof.decoders.prof.task_log import Flips, IdCounter, Rounds, pack_keys
-from unified_prof.decoders.spool import Rows, Spool, row_type
+from unified_prof.decoders.spool import Rows, Spool, row_type, stacked
 
 _FLIP, _MAINTENANCE = 98, 6
 _EXTENDED_BYTES = 40  # data_len of records with an extension (grid, blocks).
@@ -149,7 +148,7 @@ def read_host_tasks(
     names = tuple(host.dictionaries.type_name(RUNTIME, int(kind)) for kind in types.values.tolist())
     if wide or not flips:
         return TaskTypes(names), Rounds(Flips.none(), at_flip=False), np.concatenate(elsewhere)
-    flipped = concatenate(flips)
+    flipped = stacked(flips)
     device = (flipped["device_id"] & 0x0FFF).astype(np.uint32)
     found = Flips(
         device << 16 | flipped["stream_id"],
@@ -294,7 +293,7 @@ def write_marks(host: HostDirectory, sink: Sink) -> None:
     pieces = list(host_records(host, "additional", "msproftx", sink))
     if not pieces:
         return
-    records, has_domains = _current_marks(concatenate(pieces), host)
+    records, has_domains = _current_marks(stacked(pieces), host)
     extended = records["info_type"] == _EXTENDED
     parts = np.flatnonzero(extended)
     parts = parts[np.lexsort((records["segment"][parts], records["mark_id"][parts]))]

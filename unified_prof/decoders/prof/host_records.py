@@ -25,12 +25,13 @@ from unified_prof.arrays.grouping import (
     Pool,
     Runs,
     find,
+    order_of_keys,
     positions,
 )
-from unified_prof.base.columns import Sink, kept
+from unified_prof.base.columns import Sink, count_marked, kept
 from unified_prof.decoders.prof.directory import HostDirectory
 from unified_prof.decoders.prof.layouts import HOST_MAGIC, record_type
-from unified_prof.decoders.prof.slices import RawFile, concatenate
+from unified_prof.decoders.prof.slices import RawFile
 from unified_prof.decoders.spool import Rows, Spool, copied, row_type, selected, stacked, windows
 from unified_prof.errors import RawFormatError
 
@@ -135,7 +136,7 @@ def read_sorted(
     pieces = list(host_records(host, envelope, kind, sink))
     if not pieces:
         return np.zeros(0, record_type(kind)), np.zeros(0, np.uint64)
-    records, keys = with_keys(concatenate(pieces), kind, timeline, sink)
+    records, keys = with_keys(stacked(pieces), kind, timeline, sink)
     order = np.argsort(records["timestamp"], kind="stable")
     return records[order], keys[order]
 
@@ -176,6 +177,33 @@ class Intervals(Frame):
         if len(outside):
             row[outside] = _last_reaching(self.end, row[outside], keys[outside])
         return row
+
+
+def in_calls(
+    calls: Intervals, rows: Rows, kind: str, sink: Sink, outside: str = "calls"
+) -> tuple[Ints, Rows]:
+    """Return the enclosing calls of records, and the records that have one; others are counted."""
+    call = calls.find(rows["key"])
+    inside = call != NOWHERE
+    if inside.all():
+        return call, rows
+    count_marked(sink, f"unplaced_{kind}", ~inside, f"{kind} records outside {outside}")
+    return call[inside], selected(rows, inside)
+
+
+def sorted_by_call(call: Ints, rows: Rows) -> tuple[Ints, Rows]:
+    """Return both arrays, sorted by call."""
+    order = order_of_keys(call)
+    return (call, rows) if order is None else (call[order], selected(rows, order))
+
+
+def last_in_calls(
+    calls: Intervals, rows: Rows, kind: str, sink: Sink, outside: str = "calls"
+) -> tuple[Ints, Rows]:
+    """Return the calls with records, and the last record of each call."""
+    call, rows = sorted_by_call(*in_calls(calls, rows, kind, sink, outside))
+    last = Runs(call).last
+    return (call, rows) if len(last) == len(call) else (call[last], selected(rows, last))
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,7 +351,7 @@ def read_calls(host: HostDirectory, timeline: Timeline, spool: Spool, sink: Sink
             else:
                 add(piece)
         if events:
-            add(_pair_events(concatenate(events), sink))
+            add(_pair_events(stacked(events), sink))
     return CallNames(types.values, items.values)
 
 

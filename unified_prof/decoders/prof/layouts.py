@@ -129,10 +129,6 @@ _RECORDS = _layouts(
     ts_step_trace 40: func_type u1@1, timestamp u8@8, index_id u8@16, model_id u8@24,
         stream_id u2@32, task_id u2@34, tag_id u2@36
     ts_task_flip 40: func_type u1@1, timestamp u8@8, stream_id u2@16, flip_num u2@18, task_id u2@22
-    ts_block_num 40: func_type u1@1, timestamp u8@8, stream_id u2@16, task_id u2@18, block_num u4@20
-    ts_memcpy 40: func_type u1@1, timestamp u8@8, stream_id u2@16, task_id u2@18, task_state u1@20
-    ts_timeline 32: func_type u1@1, task_type u2@8, task_state u2@10, stream_id u2@12,
-        task_id u2@14, timestamp u8@16
     hwts_log 64: w0 u1@0, task_type u1@1, task_id u2@6, timestamp u8@8, stream_word u4@16
     aicore_task 128: task_id u2@6, total_cycle u8@16, pmu 8u8@32, stream_word u4@96
     aicore_sample 96: mode u1@0, event_count 8u8@8, task_cycle u8@72, timestamp u8@80,

@@ -25,7 +25,6 @@ from unified_prof.arrays.grouping import (
     Pool,
     Runs,
     find,
-    order_of_keys,
     positions,
 )
 from unified_prof.base.columns import NO_MODEL, Sink, Strings
@@ -36,15 +35,19 @@ from unified_prof.decoders.prof.host_records import (
     Keys,
     Timeline,
     host_records,
+    in_calls,
+    last_in_calls,
     read_sorted,
+    sorted_by_call,
     with_keys,
 )
 from unified_prof.decoders.prof.layouts import HOST_MAGIC, record_type
 from unified_prof.decoders.prof.tensors import TensorTexts
-from unified_prof.decoders.spool import Rows, Spool, row_type, selected
+from unified_prof.decoders.spool import Rows, Spool, row_type, selected, stacked
 
 _RANGE_LEVEL = 5500
 _CONTEXTS = 1 << 16
+_OUTSIDE = "every NODE call"  # Where records are that describe no call.
 
 
 @dataclass(slots=True)
@@ -126,7 +129,7 @@ def describe(
     and `texts` are results of `read_descriptions`.
     """
     count = len(nodes)
-    node, basic = _last_of_each(nodes, described, "node_basic_info", sink)
+    node, basic = last_in_calls(nodes, described, "node_basic_info", sink, _OUTSIDE)
     found = Descriptions(
         np.zeros(count, bool),
         np.zeros(count, np.uint32),
@@ -143,7 +146,7 @@ def describe(
     found.described[node] = True
     for name in ("name", "op_type", "task_type", "block_dim", "hf32", "static"):
         getattr(found, name)[node] = basic[name]
-    node, last = _last_of_each(nodes, attributes, "node_attr_info", sink)
+    node, last = last_in_calls(nodes, attributes, "node_attr_info", sink, _OUTSIDE)
     found.attribute[node] = last["attribute"]
     return found
 
@@ -189,38 +192,13 @@ def _contexts(calls: Intervals, key: Keys, ids: NDArray[np.uint32], number: Ints
     return Contexts(row[last], stop - number[last], stop, ids)
 
 
-def _last_of_each(nodes: Intervals, rows: Rows, kind: str, sink: Sink) -> tuple[Ints, Rows]:
-    """Return the calls with records, and the last record of each call."""
-    node, rows = _sorted_by_call(*_in_calls(nodes, rows, kind, sink))
-    last = Runs(node).last
-    return (node, rows) if len(last) == len(node) else (node[last], selected(rows, last))
-
-
-def _in_calls(nodes: Intervals, rows: Rows, kind: str, sink: Sink) -> tuple[Ints, Rows]:
-    """Return the enclosing calls of records, and the records that have one."""
-    node = nodes.find(rows["key"])
-    inside = node != NOWHERE
-    if inside.all():
-        return node, rows
-    sink.anomaly(
-        f"unplaced_{kind}", int((~inside).sum()), f"{kind} records outside every NODE call"
-    )
-    return node[inside], selected(rows, inside)
-
-
-def _sorted_by_call(node: Ints, rows: Rows) -> tuple[Ints, Rows]:
-    """Return both arrays, sorted by call."""
-    order = order_of_keys(node)
-    return (node, rows) if order is None else (node[order], selected(rows, order))
-
-
 def _tensors(nodes: Intervals, rows: Rows, texts: TensorTexts, sink: Sink) -> NDArray[np.uint32]:
     """Return the tensor list of each NODE call, from all records of its last operator."""
     result = np.zeros(len(nodes), np.uint32)
-    node, rows = _in_calls(nodes, rows, "tensor_info", sink)
+    node, rows = in_calls(nodes, rows, "tensor_info", sink, _OUTSIDE)
     if not len(node):
         return result
-    node, rows = _sorted_by_call(node, rows)
+    node, rows = sorted_by_call(node, rows)
     # The records of a call with the name and time of its last one belong to the same operator.
     of_call = Runs(node)
     last = of_call.spread(of_call.last)
@@ -373,63 +351,50 @@ _HEAD_BYTES, _TENSOR_BYTES = 88, 44
 _LENGTH_OF_HEAD = 64  # Bytes of the head that the length field of a record includes.
 
 
-@dataclass(frozen=True, slots=True)
-class CapturedOperators:
-    """Operators of captured graphs, sorted by device, stream and task; columns of equal length."""
-
-    key: NDArray[np.uint64]  # Keys of `_pack_task`, ascending.
-    name: NDArray[np.uint64]  # Hash.
-    op_type: NDArray[np.uint64]  # Hash.
-    attribute: NDArray[np.uint64]  # Hash; 0 without attributes.
-    task_type: Ints
-    # Number of blocks in the low 16 bits, mix factor in the high 16 bits.
-    block_dim: NDArray[np.uint32]
-    hf32: Bools
-    static: Bools
-    tensors: NDArray[np.uint32]  # Index of the tensor list in `TensorTexts`.
-
-    def find(self, device_id: NDArray[Any], stream_id: NDArray[Any], task_id: NDArray[Any]) -> Ints:
-        """Return the row of each task, -1 if it has no description."""
-        if not len(self.key):
-            return np.full(len(task_id), NOWHERE, np.int64)
-        return find(self.key, _pack_task(device_id, stream_id, task_id))
+# An operator of a captured graph: key of its task (`_pack_task`), hashes (`attribute` is 0 without
+# attributes), blocks as in `Descriptions`, and the index of its tensor list in `TensorTexts`.
+CAPTURED = row_type(
+    "key u8, name u8, op_type u8, attribute u8, task_type i8, block_dim u4, hf32 ?, static ?,"
+    " tensors u4"
+)
 
 
-def read_captured(host: HostDirectory, texts: TensorTexts, sink: Sink) -> CapturedOperators:
-    """Read captured operators; if a task has several records, the last one is used."""
-    parts: list[tuple[Rows, NDArray[np.uint32], bool]] = []
-    if host.platform in PLATFORMS:
-        for prefix in ("unaging", "aging"):
-            static = prefix == "unaging"
-            parts += [
-                (records, _fixed_tensors(records, texts), static)
-                for records in host_records(host, "additional", _KIND, sink, prefix=prefix)
-            ]
-            parts.append((*_variable_records(host, prefix, texts, sink), static))
+def find_captured(
+    captured: Rows, device_id: NDArray[Any], stream_id: NDArray[Any], task_id: NDArray[Any]
+) -> Ints:
+    """Return the row of each task in `read_captured`, -1 if it has no description."""
+    if not len(captured):
+        return np.full(len(task_id), NOWHERE, np.int64)
+    return find(captured["key"], _pack_task(device_id, stream_id, task_id))
 
-    def column(name: str, kind: Any) -> NDArray[Any]:
-        return np.concatenate(
-            [np.zeros(0, kind), *(records[name].astype(kind) for records, _, _ in parts)]
-        )
 
-    key = _pack_task(column("device_id", "u8"), column("stream_id", "u8"), column("task_id", "u8"))
-    order = np.argsort(key, kind="stable")
-    last = order[Runs(key[order]).last] if len(order) else order
-    lists = np.concatenate([np.zeros(0, np.uint32), *(lists for _, lists, _ in parts)])
-    static_ops = np.concatenate(
-        [np.zeros(0, bool), *(np.full(len(records), kind) for records, _, kind in parts)]
-    )
-    return CapturedOperators(
-        key[last],
-        column("op_name", "u8")[last],
-        column("op_type", "u8")[last],
-        column("attribute", "u8")[last],
-        column("task_type", "i8")[last],
-        column("block_dim", "u4")[last],
-        column("op_flag", "u4")[last] != 0,
-        static_ops[last],
-        lists[last],
-    )
+def read_captured(host: HostDirectory, texts: TensorTexts, sink: Sink) -> Rows:
+    """Read captured operators (`CAPTURED` rows), sorted by device, stream and task.
+
+    If a task has several records, the last one is used.
+    """
+    parts = [np.zeros(0, CAPTURED)]
+
+    def add(records: Rows, lists: NDArray[np.uint32]) -> None:
+        rows = np.zeros(len(records), CAPTURED)
+        rows["key"] = _pack_task(records["device_id"], records["stream_id"], records["task_id"])
+        for name in ("op_type", "attribute", "task_type", "block_dim"):
+            rows[name] = records[name]
+        rows["name"], rows["hf32"] = records["op_name"], records["op_flag"] != 0
+        rows["static"], rows["tensors"] = prefix == "unaging", lists
+        parts.append(rows)
+
+    for prefix in ("unaging", "aging") if host.platform in PLATFORMS else ():
+        for records in host_records(host, "additional", _KIND, sink, prefix=prefix):
+            words = np.zeros((len(records), texts.WORDS_PER_RECORD), np.uint32)
+            most = records["tensors"].shape[1]
+            words[:, :most] = records["tensors"]
+            number = np.minimum(records["tensor_num"], most * 4 // _TENSOR_BYTES)
+            add(records, texts.signatures(words, number))
+        add(*_variable_records(host, prefix, texts, sink))
+    captured = stacked(parts)
+    order = np.argsort(captured["key"], kind="stable")
+    return selected(captured, order[Runs(captured["key"][order]).last])
 
 
 def _pack_task(
@@ -440,13 +405,6 @@ def _pack_task(
     )
     low = np.uint64(0xFFFF)
     return np.asarray(device << np.uint64(48) | (stream & low) << np.uint64(16) | task & low)
-
-
-def _fixed_tensors(records: Rows, texts: TensorTexts) -> NDArray[np.uint32]:
-    words = np.zeros((len(records), texts.WORDS_PER_RECORD), np.uint32)
-    words[:, : records["tensors"].shape[1]] = records["tensors"]
-    most = records["tensors"].shape[1] * 4 // _TENSOR_BYTES
-    return texts.signatures(words, np.minimum(records["tensor_num"], most))
 
 
 def _variable_records(

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.decoders.prof.layouts import RecordType, record_type
-from unified_prof.decoders.spool import Rows, Spool
+from unified_prof.decoders.spool import Spool
 from unified_prof.errors import RawFormatError
 
 # Share of plausible records above which an offset is accepted without trying others.
@@ -466,9 +466,3 @@ class Workspace:
     def spool(self, dtype: np.dtype[Any], key: str = "key") -> Spool:
         """Return a spool that sorts rows by `key`."""
         return Spool(dtype, key, run_rows=max(1, self.run_bytes // dtype.itemsize))
-
-
-def concatenate(pieces: list[Rows]) -> Rows:
-    """Concatenate records without repacking their fields."""
-    raw = [piece.view(f"V{piece.dtype.itemsize}") for piece in pieces]
-    return np.concatenate(raw).view(pieces[0].dtype)

@@ -17,7 +17,7 @@ from unified_prof.arrays.grouping import Bools, Ints, Runs, find
 from unified_prof.base.columns import NO_CONTEXT, Sink, kept
 from unified_prof.decoders.prof.directory import DeviceDirectory
 from unified_prof.decoders.prof.layouts import STARS_MAGIC, V6_PLATFORMS, record_type
-from unified_prof.decoders.prof.slices import Workspace, concatenate
+from unified_prof.decoders.prof.slices import Workspace
 from unified_prof.decoders.spool import Rows, Spool, copied, row_type, selected, stacked, windows
 
 # Task types with plain words in the expanded notation: place holder, event record.
@@ -470,7 +470,7 @@ def kernel_runs(device: DeviceDirectory, flips: Flips) -> tuple[Rows, NDArray[np
     `identity` of a start is `stream << 16 | task`.
     """
     parts = [marks[~marks["is_end"]] for marks in _hwts_marks(device)]
-    starts = concatenate([np.zeros(0, _MARK), *parts])
+    starts = stacked([np.zeros(0, _MARK), *parts])
     starts = starts[np.argsort(starts["ticks"], kind="stable")]
     task, stream = starts["identity"] & np.uint64(0xFFFF), starts["identity"] >> np.uint64(16)
     batch = flips.batch_of(stream, task, starts["ticks"], at_flip=True)
@@ -508,7 +508,7 @@ def read_track(device: DeviceDirectory, *, expanded: bool) -> Track:
             function = piece["func_type"]
             steps.append(piece[(function == _STEP) & (piece["tag_id"] == _MARK_TAG)])
             flips.append(piece.view(record_type("ts_task_flip"))[function == _FLIP])
-    flip = concatenate(flips)
+    flip = stacked(flips)
     mask = np.uint32(0x7FFF if expanded else _STREAM_MASK)
     return Track(
         Flips(
@@ -516,5 +516,5 @@ def read_track(device: DeviceDirectory, *, expanded: bool) -> Track:
             flip["task_id"].astype(np.uint32),
             flip["timestamp"].copy(),
         ),
-        concatenate(steps),
+        stacked(steps),
     )

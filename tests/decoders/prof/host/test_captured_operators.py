@@ -14,8 +14,9 @@ from tests.decoders.prof.memory_sink import MemorySink
 from tests.prof_generator import Recipe, generate
 from tests.prof_generator.encode import host_records, write_file
 from unified_prof.decoders.prof.directory import HostDirectory
-from unified_prof.decoders.prof.operators import CapturedOperators, read_captured
+from unified_prof.decoders.prof.operators import find_captured, read_captured
 from unified_prof.decoders.prof.tensors import TensorTexts
+from unified_prof.decoders.spool import Rows
 
 
 def tensor(kind: int, shape: tuple[int, ...]) -> list[int]:
@@ -37,7 +38,7 @@ def host(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     return generate(tmp_path, recipe).path / "host"
 
 
-def read(host: Path, sink: MemorySink | None = None) -> tuple[CapturedOperators, TensorTexts]:
+def read(host: Path, sink: MemorySink | None = None) -> tuple[Rows, TensorTexts]:
     texts = TensorTexts()
     return read_captured(HostDirectory(host), texts, sink or MemorySink()), texts
 
@@ -47,16 +48,16 @@ def test_variable_length_records_are_read_in_sequence(host: Path) -> None:
     raw = variable_record(5, tensors) + variable_record(6, []) + variable_record(7, tensors[:1])
     write_file(host / "data" / "unaging.variable.capture_op_info.slice_0", raw)
     found, texts = read(host)
-    rows = found.find(np.zeros(4), np.full(4, 70), np.array([5, 6, 7, 8]))
+    rows = find_captured(found, np.zeros(4), np.full(4, 70), np.array([5, 6, 7, 8]))
     assert rows.tolist() == [0, 1, 2, -1]
-    assert [texts.texts(i)[0].shapes for i in found.tensors.tolist()] == [
+    assert [texts.texts(i)[0].shapes for i in found["tensors"].tolist()] == [
         '"4,1;4,2;4,3;4,4;4,5;4,6;4,7"',
         "N/A",
         '"4,1"',
     ]
-    assert found.block_dim.tolist() == [3 << 16 | 16] * 3
-    assert found.static.all()
-    assert found.hf32.all()
+    assert found["block_dim"].tolist() == [3 << 16 | 16] * 3
+    assert found["static"].all()
+    assert found["hf32"].all()
 
 
 def test_oversized_and_truncated_records_are_skipped_and_counted(host: Path) -> None:
@@ -65,8 +66,8 @@ def test_oversized_and_truncated_records_are_skipped_and_counted(host: Path) -> 
     write_file(host / "data" / "aging.variable.capture_op_info.slice_0", raw)
     sink = MemorySink()
     found, _ = read(host, sink)
-    assert (found.key & np.uint64(0xFFFF)).tolist() == [5]
-    assert not found.static.any()
+    assert (found["key"] & np.uint64(0xFFFF)).tolist() == [5]
+    assert not found["static"].any()
     assert sink.anomalies["bad_record_capture_op_info"] == 2
 
 
@@ -75,8 +76,10 @@ def test_last_record_of_a_task_wins(host: Path) -> None:
     part = host_records("capture_op_info", 2, 0, 0, op_name=[1, 2], **fields)
     write_file(host / "data" / "unaging.additional.capture_op_info.slice_0", part.tobytes())
     found, _ = read(host)
-    assert found.name.tolist() == [2]
-    assert found.find(np.zeros(1), np.array([70]), np.array([5])).tolist() == [0], "low 16 bits"
+    assert found["name"].tolist() == [2]
+    assert find_captured(found, np.zeros(1), np.array([70]), np.array([5])).tolist() == [0], (
+        "low 16 bits"
+    )
 
 
 def test_captured_tensors_have_formats_unknown_to_the_exporter() -> None:
