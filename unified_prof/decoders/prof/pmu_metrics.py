@@ -9,6 +9,7 @@ names are those of the vendor's public exporter, verified with generated recordi
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -49,238 +50,132 @@ class MetricSelection(NamedTuple):
     uncounted: tuple[str, ...]  # Names of metrics whose events were not counted.
 
 
-def _ratio(name: str, *events: int) -> Metric:
-    return Metric(f"{name}_ratio", "ratio", tuple((event, 1.0) for event in events))
+def _sets(text: str) -> dict[str, tuple[Metric, ...]]:
+    """Parse lines `set: kind metric terms, metric terms; kind ...`, which may continue.
+
+    A term is a hexadecimal event with its weight, `15*128`, or without weight (1). `pipe` is a time
+    and a ratio of the same events, `kilobytes` a count whose weights are bytes.
+    """
+    found: dict[str, tuple[Metric, ...]] = {}
+    for name, body in re.findall(r"(\w+):([^:]*)(?=\n\s+\w+:|$)", text):
+        metrics: list[Metric] = []
+        for group in body.split(";"):
+            kind, _, listed = group.strip().partition(" ")
+            for metric in listed.split(","):
+                title, *terms = metric.split()
+                pairs = [term.partition("*")[::2] for term in terms]
+                unit = _BYTES_PER_KB if kind == "kilobytes" else 1.0
+                weighted = tuple((int(event, 16), float(by or 1) / unit) for event, by in pairs)
+                metrics += (Metric(title + end, one, weighted) for end, one in _KINDS[kind])
+        found[name] = tuple(metrics)
+    return found
 
 
-def _pipe(name: str, *events: int) -> tuple[Metric, Metric]:
-    terms = tuple((event, 1.0) for event in events)
-    return Metric(f"{name}_time", "time", terms), Metric(f"{name}_ratio", "ratio", terms)
-
-
-def _miss_rate(misses: int, accesses: int) -> Metric:
-    return Metric("icache_miss_rate", "rate", ((misses, 1.0), (accesses, 1.0)))
-
-
-def _bandwidth(name: str, event: int, bytes_each: int) -> Metric:
-    return Metric(name, "bandwidth", ((event, float(bytes_each)),))
-
-
-def _kilobytes(name: str, **bytes_each: int) -> Metric:
-    terms = tuple((int(event[1:], 16), size / _BYTES_PER_KB) for event, size in bytes_each.items())
-    return Metric(name, "count", terms)
-
-
-_SETS: dict[str, tuple[Metric, ...]] = {
-    "ArithmeticUtilization": (
-        _ratio("mac_fp16", 0x49),
-        _ratio("mac_int8", 0x4A),
-        _ratio("vec_fp32", 0x4B),
-        _ratio("vec_fp16", 0x4C, 0x4D),
-        _ratio("vec_int32", 0x4E),
-        _ratio("vec_misc", 0x4F),
-        # Multiply-add counts of one cycle of the cube unit and of the vector unit.
-        Metric("cube_fops", "count", ((0x49, 8192.0), (0x4A, 16384.0))),
-        Metric(
-            "vector_fops",
-            "count",
-            ((0x4B, 64.0), (0x4C, 128.0), (0x4D, 64.0), (0x4E, 64.0), (0x4F, 32.0)),
-        ),
-    ),
-    "PipeUtilization": (
-        *_pipe("vec", 0x08),
-        *_pipe("mac", 0x0A),
-        *_pipe("scalar", 0x09),
-        *_pipe("mte1", 0x0B),
-        *_pipe("mte2", 0x0C),
-        *_pipe("mte3", 0x0D),
-        _miss_rate(0x55, 0x54),
-    ),
-    "PipeUtilizationExct": (
-        *_pipe("mac", 0x416, 0x417),
-        *_pipe("scalar", 0x09),
-        *_pipe("mte1", 0x302),
-        *_pipe("mte2", 0x0C),
-        *_pipe("fixpipe", 0x303),
-        _miss_rate(0x55, 0x54),
-    ),
-    "PipelineExecuteUtilization": (
-        *_pipe("vec_exe", 0x08),
-        *_pipe("mac_exe", 0x0A),
-        *_pipe("scalar_exe", 0x09),
-        *_pipe("mte1_exe", 0x0B),
-        *_pipe("mte2_exe", 0x0C),
-        *_pipe("mte3_exe", 0x0D),
-        _miss_rate(0x55, 0x54),
-    ),
-    "Memory": (
-        _bandwidth("ub_read_bw", 0x15, 128),
-        _bandwidth("ub_write_bw", 0x16, 128),
-        _bandwidth("l1_read_bw", 0x31, 512),
-        _bandwidth("l1_write_bw", 0x32, 128),
-        _bandwidth("l2_read_bw", 0x0F, 256),
-        _bandwidth("l2_write_bw", 0x10, 256),
-        _bandwidth("main_mem_read_bw", 0x12, 8),
-        _bandwidth("main_mem_write_bw", 0x13, 8),
-    ),
-    "MemoryL0": (
-        _bandwidth("l0a_read_bw", 0x1B, 512),
-        _bandwidth("l0a_write_bw", 0x1C, 512),
-        _bandwidth("l0b_read_bw", 0x21, 512),
-        _bandwidth("l0b_write_bw", 0x22, 256),
-        _bandwidth("l0c_read_bw", 0x27, 256),
-        _bandwidth("l0c_read_bw_cube", 0x28, 1024),
-        _bandwidth("l0c_write_bw", 0x29, 256),
-        _bandwidth("l0c_write_bw_cube", 0x2A, 1024),
-    ),
-    "MemoryUB": (
-        _bandwidth("ub_read_bw_vector", 0x43, 32),
-        _bandwidth("ub_write_bw_vector", 0x44, 32),
-        _bandwidth("ub_read_bw_scalar", 0x37, 16),
-        _bandwidth("ub_write_bw_scalar", 0x38, 16),
-    ),
-    "ResourceConflictRatio": (
-        _ratio("vec_bankgroup_cflt", 0x64),
-        _ratio("vec_bank_cflt", 0x65),
-        _ratio("vec_resc_cflt", 0x66),
-    ),
-    "L2Cache": tuple(
-        Metric(name, "count", ((event, 1.0),))
-        for name, event in (
-            ("write_cache_hit", 0x500),
-            ("write_cache_miss_allocate", 0x502),
-            ("r0_read_cache_hit", 0x504),
-            ("r0_read_cache_miss_allocate", 0x506),
-            ("r1_read_cache_hit", 0x508),
-            ("r1_read_cache_miss_allocate", 0x50A),
-        )
-    ),
-    "MemoryAccess": (
-        _kilobytes("read_main_memory_datas", x50d=128, x50e=128),
-        _kilobytes("write_main_memory_datas", x50c=128),
-        _kilobytes("GM_to_L1_datas", x32=256, x206=-256),
-        _kilobytes("L0C_to_L1_datas", x206=128),
-        _kilobytes("L0C_to_GM_datas", x20c=128, x206=-128),
-        _kilobytes("GM_to_UB_datas", x3e=128),
-        _kilobytes("UB_to_GM_datas", x3d=128),
-    ),
+# By kind of `_sets`: ending of the name, and kind, of its metrics.
+_KINDS: dict[str, tuple[tuple[str, Kind], ...]] = {
+    "ratio": (("_ratio", "ratio"),),
+    "pipe": (("_time", "time"), ("_ratio", "ratio")),
+    "rate": (("", "rate"),),
+    "count": (("", "count"),),
+    "kilobytes": (("", "count"),),
+    "bandwidth": (("", "bandwidth"),),
 }
+
+# Weights of fops: multiply-add counts of one cycle of the cube unit and of the vector unit.
+_SETS = _sets(
+    """
+    ArithmeticUtilization: ratio mac_fp16 49, mac_int8 4a, vec_fp32 4b, vec_fp16 4c 4d,
+        vec_int32 4e, vec_misc 4f; count cube_fops 49*8192 4a*16384,
+        vector_fops 4b*64 4c*128 4d*64 4e*64 4f*32
+    PipeUtilization: pipe vec 8, mac a, scalar 9, mte1 b, mte2 c, mte3 d;
+        rate icache_miss_rate 55 54
+    PipeUtilizationExct: pipe mac 416 417, scalar 9, mte1 302, mte2 c, fixpipe 303;
+        rate icache_miss_rate 55 54
+    PipelineExecuteUtilization: pipe vec_exe 8, mac_exe a, scalar_exe 9, mte1_exe b, mte2_exe c,
+        mte3_exe d; rate icache_miss_rate 55 54
+    Memory: bandwidth ub_read_bw 15*128, ub_write_bw 16*128, l1_read_bw 31*512, l1_write_bw 32*128,
+        l2_read_bw f*256, l2_write_bw 10*256, main_mem_read_bw 12*8, main_mem_write_bw 13*8
+    MemoryL0: bandwidth l0a_read_bw 1b*512, l0a_write_bw 1c*512, l0b_read_bw 21*512,
+        l0b_write_bw 22*256, l0c_read_bw 27*256, l0c_read_bw_cube 28*1024, l0c_write_bw 29*256,
+        l0c_write_bw_cube 2a*1024
+    MemoryUB: bandwidth ub_read_bw_vector 43*32, ub_write_bw_vector 44*32, ub_read_bw_scalar 37*16,
+        ub_write_bw_scalar 38*16
+    ResourceConflictRatio: ratio vec_bankgroup_cflt 64, vec_bank_cflt 65, vec_resc_cflt 66
+    L2Cache: count write_cache_hit 500, write_cache_miss_allocate 502, r0_read_cache_hit 504,
+        r0_read_cache_miss_allocate 506, r1_read_cache_hit 508, r1_read_cache_miss_allocate 50a
+    MemoryAccess: kilobytes read_main_memory_datas 50d*128 50e*128,
+        write_main_memory_datas 50c*128, GM_to_L1_datas 32*256 206*-256, L0C_to_L1_datas 206*128,
+        L0C_to_GM_datas 20c*128 206*-128, GM_to_UB_datas 3e*128, UB_to_GM_datas 3d*128
+    """
+)
 
 # Sampling also counts the transfers of the memory engine, and a vector write moves fewer bytes.
-_SETS_SAMPLED: dict[str, tuple[Metric, ...]] = {
-    **_SETS,
-    "MemoryUB": (
-        _bandwidth("ub_read_bw_vector", 0x43, 32),
-        _bandwidth("ub_write_bw_vector", 0x44, 16),
-        _bandwidth("ub_read_bw_scalar", 0x37, 16),
-        _bandwidth("ub_write_bw_scalar", 0x38, 16),
-        _bandwidth("ub_read_bw_mte", 0x3D, 16),
-        _bandwidth("ub_write_bw_mte", 0x3E, 16),
-    ),
-}
+_SETS_SAMPLED = _SETS | _sets(
+    """
+    MemoryUB: bandwidth ub_read_bw_vector 43*32, ub_write_bw_vector 44*16, ub_read_bw_scalar 37*16,
+        ub_write_bw_scalar 38*16, ub_read_bw_mte 3d*16, ub_write_bw_mte 3e*16
+    """
+)
 
 # Chips whose cube and vector units share their cores. Newer collectors count other events of the
 # unified buffer than older ones: of metrics with the same name, the counted one is used.
-_EXECUTED = (
-    *_pipe("vec_exe", 0x12C),
-    *_pipe("mac_exe", 0x49, 0x4A),
-    *_pipe("scalar_exe", 0x09),
-    *_pipe("mte1_exe", 0x302),
-    *_pipe("mte2_exe", 0x0C),
-    *_pipe("mte3_exe", 0x0D),
-    *_pipe("fixpipe_exe", 0x303),
+_EXECUTED = _sets(
+    """
+    PipelineExecuteUtilization: pipe vec_exe 12c, mac_exe 49 4a, scalar_exe 9, mte1_exe 302,
+        mte2_exe c, mte3_exe d, fixpipe_exe 303
+    """
 )
-_VECTOR_READ = Metric("ub_read_bw_vector", "bandwidth", ((0x17F, 32.0), (0x180, 32.0)))
-_SETS_ONE_KIND: dict[str, tuple[Metric, ...]] = {
+_NEW_BUFFER = _sets(
+    """
+    counted: bandwidth ub_read_bw_vector 17f*32 180*32, ub_write_bw_vector 191*32
+    sampled: bandwidth ub_read_bw_vector 17f*32 180*32, ub_write_bw_vector 191*16,
+        ub_read_bw_mte 1a5*16, ub_write_bw_mte 1a6*16
+    """
+)
+_SETS_ONE_KIND = {
     **_SETS,
-    "PipelineExecuteUtilization": _EXECUTED,
-    "Memory": (
-        _bandwidth("ub_read_bw", 0x15, 128),
-        _bandwidth("ub_write_bw", 0x16, 128),
-        _bandwidth("l1_read_bw", 0x31, 512),
-        _bandwidth("l1_write_bw", 0x32, 256),
-        _bandwidth("main_mem_read_bw", 0x12, 8),
-        _bandwidth("main_mem_write_bw", 0x13, 8),
+    **_EXECUTED,
+    **_sets(
+        """
+        Memory: bandwidth ub_read_bw 15*128, ub_write_bw 16*128, l1_read_bw 31*512,
+            l1_write_bw 32*256, main_mem_read_bw 12*8, main_mem_write_bw 13*8
+        MemoryL0: bandwidth l0a_read_bw 1b*512, l0a_write_bw 1c*512, l0b_read_bw 21*256,
+            l0b_write_bw 22*256, l0c_read_bw 27*256, l0c_read_bw_cube 28*256, l0c_write_bw 29*256,
+            l0c_write_bw_cube 2a*256
+        """
     ),
-    "MemoryL0": (
-        _bandwidth("l0a_read_bw", 0x1B, 512),
-        _bandwidth("l0a_write_bw", 0x1C, 512),
-        _bandwidth("l0b_read_bw", 0x21, 256),
-        _bandwidth("l0b_write_bw", 0x22, 256),
-        _bandwidth("l0c_read_bw", 0x27, 256),
-        _bandwidth("l0c_read_bw_cube", 0x28, 256),
-        _bandwidth("l0c_write_bw", 0x29, 256),
-        _bandwidth("l0c_write_bw_cube", 0x2A, 256),
-    ),
-    "MemoryUB": (_VECTOR_READ, _bandwidth("ub_write_bw_vector", 0x191, 32), *_SETS["MemoryUB"]),
+    "MemoryUB": (*_NEW_BUFFER["counted"], *_SETS["MemoryUB"]),
 }
 # Its vector unit does fewer operations per count of integers and of others.
-_SETS_310P: dict[str, tuple[Metric, ...]] = {
+_SETS_310P = {
     **_SETS_ONE_KIND,
     "ArithmeticUtilization": (
         *_SETS["ArithmeticUtilization"][:-1],
-        Metric(
-            "vector_fops",
-            "count",
-            ((0x4B, 64.0), (0x4C, 128.0), (0x4D, 64.0), (0x4E, 16.0), (0x4F, 16.0)),
-        ),
+        *_sets("310P: count vector_fops 4b*64 4c*128 4d*64 4e*16 4f*16")["310P"],
     ),
 }
-_SETS_ONE_KIND_SAMPLED: dict[str, tuple[Metric, ...]] = {
+_SETS_ONE_KIND_SAMPLED = {
     **_SETS,
-    "PipelineExecuteUtilization": _EXECUTED,
-    "MemoryUB": (
-        _VECTOR_READ,
-        _bandwidth("ub_write_bw_vector", 0x191, 16),
-        _bandwidth("ub_read_bw_mte", 0x1A5, 16),
-        _bandwidth("ub_write_bw_mte", 0x1A6, 16),
-        *_SETS_SAMPLED["MemoryUB"],
-    ),
+    **_EXECUTED,
+    "MemoryUB": (*_NEW_BUFFER["sampled"], *_SETS_SAMPLED["MemoryUB"]),
 }
 
 # Platforms 15 and 16 number their events differently. Their Memory set has no known metric.
-_SETS_V6: dict[str, tuple[Metric, ...]] = {
-    "PipeUtilization": (
-        *_pipe("vec", 0x501),
-        *_pipe("mac", 0x301),
-        *_pipe("scalar", 0x1),
-        *_pipe("mte1", 0x701),
-        *_pipe("mte2", 0x202),
-        *_pipe("mte3", 0x203),
-        *_pipe("fixpipe", 0x714),
-        _miss_rate(0x35, 0x34),
-    ),
-    "ArithmeticUtilization": (
-        _ratio("mac_fp16", 0x323),
-        _ratio("mac_int8", 0x324),
-        Metric("cube_fops", "count", ((0x323, 8192.0), (0x324, 16384.0))),
-    ),
-    "MemoryL0": (
-        _bandwidth("l0a_read_bw", 0x304, 512),
-        _bandwidth("l0a_write_bw", 0x703, 512),
-        _bandwidth("l0b_read_bw", 0x306, 256),
-        _bandwidth("l0b_write_bw", 0x705, 256),
-        _bandwidth("l0c_read_bw", 0x712, 256),
-        _bandwidth("l0c_read_bw_cube", 0x30A, 256),
-        _bandwidth("l0c_write_bw_cube", 0x308, 256),
-    ),
-    "MemoryUB": (
-        _bandwidth("ub_read_bw_scalar", 0x3, 16),
-        _bandwidth("ub_write_bw_scalar", 0x5, 16),
-        _bandwidth("ub_read_bw_vector", 0x571, 32),
-        _bandwidth("ub_write_bw_vector", 0x572, 32),
-        _bandwidth("fixp2ub_write_bw", 0x70C, 256),
-    ),
-    "L2Cache": tuple(
-        Metric(f"{access}_local_l2_{outcome}", "count", ((first + index, 1.0),))
-        for access, first in (("read", 0x424), ("write", 0x42A))
-        for index, outcome in enumerate(("hit", "miss", "victim"))
-    ),
-    "ResourceConflictRatio": (
-        _ratio("vec_bank_cflt", 0x540, 0x556),
-        Metric("vec_resc_cflt_ratio", "rate", ((0x528, 1.0), (0x502, 1.0))),
-    ),
-}
+_SETS_V6 = _sets(
+    """
+    PipeUtilization: pipe vec 501, mac 301, scalar 1, mte1 701, mte2 202, mte3 203, fixpipe 714;
+        rate icache_miss_rate 35 34
+    ArithmeticUtilization: ratio mac_fp16 323, mac_int8 324; count cube_fops 323*8192 324*16384
+    MemoryL0: bandwidth l0a_read_bw 304*512, l0a_write_bw 703*512, l0b_read_bw 306*256,
+        l0b_write_bw 705*256, l0c_read_bw 712*256, l0c_read_bw_cube 30a*256,
+        l0c_write_bw_cube 308*256
+    MemoryUB: bandwidth ub_read_bw_scalar 3*16, ub_write_bw_scalar 5*16, ub_read_bw_vector 571*32,
+        ub_write_bw_vector 572*32, fixp2ub_write_bw 70c*256
+    L2Cache: count read_local_l2_hit 424, read_local_l2_miss 425, read_local_l2_victim 426,
+        write_local_l2_hit 42a, write_local_l2_miss 42b, write_local_l2_victim 42c
+    ResourceConflictRatio: ratio vec_bank_cflt 540 556; rate vec_resc_cflt_ratio 528 502
+    """
+)
 # Sets that a chip can count and of which the exporter writes no rows.
 NOT_EVALUATED: Mapping[Family, frozenset[str]] = {"v6": frozenset({"Memory"})}
 
