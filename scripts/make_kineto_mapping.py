@@ -16,8 +16,8 @@ from unified_prof.base.columns import (
     NO_NUMBER,
     NO_RANK,
 )
-from unified_prof.decoders.gpu.host_tables import DEVICE_COMPONENT, HOST_COMPONENT, RANGE_EVENT
-from unified_prof.decoders.gpu.rows import GRAPH
+from unified_prof.decoders.gpu.host_tables import HOST_COMPONENT, RANGE_EVENT
+from unified_prof.decoders.gpu.rows import DEVICE_COMPONENT, GRAPH
 from unified_prof.decoders.gpu.task_tables import COPY_DIRECTIONS, TASK_TYPES
 from unified_prof.decoders.kineto.events import CATEGORIES, Kind
 

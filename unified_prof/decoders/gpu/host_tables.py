@@ -30,7 +30,7 @@ from unified_prof.base.columns import (
 )
 from unified_prof.decoders.gpu import rows as r
 from unified_prof.decoders.gpu.pools import plain_id
-from unified_prof.decoders.gpu.rows import DEVICE_COMPONENT, Parts
+from unified_prof.decoders.gpu.rows import Parts
 from unified_prof.decoders.spool import Rows, row_type, windows
 
 # ENUM_MSTX_EVENT_TYPE `start/end`, the type for which msprof-analyze computes statistics.
@@ -51,10 +51,9 @@ def _mark_called(pending: NDArray[Any], called: Ints) -> None:
 class HostTables:
     """Writes operations and annotations when no later event can start inside them."""
 
-    def __init__(self, parts: Parts, base_ns: int) -> None:
+    def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._sink = parts.sink
-        self._base_ns = base_ns
         self._no_text = parts.sink.strings.intern(NOT_AVAILABLE)
         self._pending = np.empty(0, dtype=_PENDING)
         self._used_chains: list[Ints] = []
@@ -92,7 +91,7 @@ class HostTables:
             self._write_operations(pending[operations])
         if annotations.any():
             rows = pending["row"][annotations]
-            write_annotations(self._parts, rows, rows["name"], rows["thread"], self._base_ns)
+            write_annotations(self._parts, rows, rows["name"], rows["thread"])
 
     def _write_operations(self, pending: NDArray[Any]) -> None:
         rows = pending["row"]
@@ -102,15 +101,15 @@ class HostTables:
         self._sink.write(
             "PYTORCH_API",
             {
-                "startNs": rows["start"] + self._base_ns,
-                "endNs": rows["end"] + self._base_ns,
+                "startNs": rows["start"] + self._parts.base_ns,
+                "endNs": rows["end"] + self._parts.base_ns,
                 "globalTid": global_tids,
                 "connectionId": null_where(pending["called"] == 0, pending["number"]),
                 "name": rows["name"],
                 "sequenceNumber": rows["sequence"],
                 "fwdThreadId": self._forward_threads(rows),
-                "inputDtypes": self._signature_texts(self._parts.signatures.types, rows),
-                "inputShapes": self._signature_texts(self._parts.signatures.shapes, rows),
+                "inputDtypes": signature_texts(self._parts.signatures.types, rows, self._no_text),
+                "inputShapes": signature_texts(self._parts.signatures.shapes, rows, self._no_text),
                 "callchainId": null_where(chains == NONE, chains),
                 "type": API_OPERATION,
             },
@@ -139,22 +138,26 @@ class HostTables:
         self._sink.write(
             "UPROF_OPERATION_INPUTS",
             {
-                "startNs": rows["start"] + self._base_ns,
+                "startNs": rows["start"] + self._parts.base_ns,
                 "globalTid": global_tids,
                 "name": rows["name"],
                 "externalId": null_if_missing(rows["external"]),
-                "inputStrides": self._signature_texts(self._parts.signatures.strides, rows),
+                "inputStrides": signature_texts(
+                    self._parts.signatures.strides, rows, self._no_text
+                ),
                 "concreteInputs": self._or_no_text(rows["inputs"]),
                 "moduleHierarchy": self._or_no_text(rows["module"]),
             },
         )
 
-    def _signature_texts(self, texts: list[int], rows: Rows) -> Ints:
-        with_missing = np.array([*texts, self._no_text])  # MISSING is the last
-        return np.asarray(with_missing[rows["signature"]])
-
     def _or_no_text(self, ids: Ints) -> Ints:
         return np.where(ids != MISSING, ids, self._no_text)
+
+
+def signature_texts(texts: list[int], rows: Rows, no_text: int) -> Ints:
+    """Return the text of each row's signature, given the texts of all; `no_text` if it has none."""
+    with_missing = np.array([*texts, no_text])  # MISSING is the last
+    return np.asarray(with_missing[rows["signature"]])
 
 
 def write_annotations(
@@ -162,7 +165,6 @@ def write_annotations(
     rows: Rows,
     messages: Ints,
     threads: Ints,
-    base_ns: int,
     *,
     kinds: Ints | int = RANGE_EVENT,
     domains: Ints | None = None,
@@ -172,11 +174,11 @@ def write_annotations(
 ) -> None:
     """Write MSTX_EVENTS, and STEP_TIME for ranges that are steps of torch.profiler.
 
-    Times of `rows` are ns without `base_ns`; if they have the field `finished`, unfinished steps
+    If they have the field `finished`, unfinished steps
     are not written. `messages` and `domains` are string ids, `threads` and `end_threads` (where
     ranges end, by default the same) numbers of threads, `kinds` ids of ENUM_MSTX_EVENT_TYPE.
     """
-    start, end = rows["start"] + base_ns, rows["end"] + base_ns
+    start, end = rows["start"] + parts.base_ns, rows["end"] + parts.base_ns
     steps = parts.names.steps
     is_step = np.isin(messages, list(steps)) & (np.asarray(kinds) == RANGE_EVENT)
     if "finished" in (rows.dtype.names or ()):
@@ -268,18 +270,21 @@ _COPIED = {
 }
 
 
-def write_extra_tables(parts: Parts, base_ns: int) -> None:
+def write_extra_tables(parts: Parts) -> None:
     """Write the tables whose rows are not joined."""
     for table, (spool, copied, optional) in _COPIED.items():
         for (rows,) in windows(getattr(parts, spool)):
             columns: dict[str, Column] = {column: rows[field] for column, field in copied.items()}
-            columns |= {"startNs": rows["start"] + base_ns, "endNs": rows["end"] + base_ns}
+            columns |= {
+                "startNs": rows["start"] + parts.base_ns,
+                "endNs": rows["end"] + parts.base_ns,
+            }
             columns |= {column: null_if_missing(rows[field]) for column, field in optional.items()}
             if table == "GC_RECORD":
                 columns["globalTid"] = np.array(parts.threads.global_tids)[rows["thread"]]
             parts.sink.write(table, columns)
-    _write_python_frames(parts, base_ns)
-    _write_other_events(parts, base_ns)
+    _write_python_frames(parts)
+    _write_other_events(parts)
     _write_threads(parts)
 
 
@@ -287,7 +292,7 @@ def write_extra_tables(parts: Parts, base_ns: int) -> None:
 MIN_FRAME_NS = 500_000
 
 
-def _write_python_frames(parts: Parts, base_ns: int) -> None:
+def _write_python_frames(parts: Parts) -> None:
     frames, tids = parts.chains.frames, np.array(parts.threads.global_tids)
     for (rows,) in windows(parts.frames):
         kept = rows["end"] - rows["start"] >= MIN_FRAME_NS
@@ -297,8 +302,8 @@ def _write_python_frames(parts: Parts, base_ns: int) -> None:
             parts.sink.write(
                 "UPROF_PYTHON_FRAMES",
                 {
-                    "startNs": rows["start"] + base_ns,
-                    "endNs": rows["end"] + base_ns,
+                    "startNs": rows["start"] + parts.base_ns,
+                    "endNs": rows["end"] + parts.base_ns,
                     "globalTid": tids[rows["thread"]],
                     "name": [
                         parts.sink.strings.intern(frames.texts[frame])
@@ -308,15 +313,15 @@ def _write_python_frames(parts: Parts, base_ns: int) -> None:
             )
 
 
-def _write_other_events(parts: Parts, base_ns: int) -> None:
+def _write_other_events(parts: Parts) -> None:
     places = [(str(process), str(thread)) for process, thread in parts.places]
     for (rows,) in windows(parts.other):
         instant = rows["end"] == r.NO_END
-        ends = np.where(instant, 0, rows["end"]) + base_ns
+        ends = np.where(instant, 0, rows["end"]) + parts.base_ns
         parts.sink.write(
             "UPROF_TRACE_EVENTS",
             {
-                "startNs": rows["start"] + base_ns,
+                "startNs": rows["start"] + parts.base_ns,
                 "endNs": null_where(instant, ends),
                 "category": rows["category"],
                 "name": rows["name"],
@@ -367,24 +372,12 @@ _Row = tuple[int | None, ...]
 class Allocations:
     """Writes MEMORY_RECORD and OP_MEMORY from allocator events in time order."""
 
-    def __init__(
-        self,
-        sink: Sink,
-        base_ns: int,
-        no_name: int,
-        *,
-        component: str = DEVICE_COMPONENT,
-        adds_up: bool = False,
-    ) -> None:
-        """Create the writer.
-
-        `base_ns` is added to times to get Unix times, and `no_name` is the string id of allocations
-        outside operations. If `adds_up` is true, memory in use is computed, because events do not
-        contain it.
-        """
-        self._sink, self._component = sink, component
-        self._in_use: dict[int, int] | None = {} if adds_up else None
-        self._base_ns, self._no_name = base_ns, no_name
+    def __init__(self, parts: Parts) -> None:
+        self._sink, self._component = parts.sink, parts.memory_component
+        # Memory in use by device, if it is computed because events do not contain it.
+        self._in_use: dict[int, int] | None = {} if parts.adds_up_allocations else None
+        self._base_ns = parts.base_ns
+        self._no_name = parts.sink.strings.intern(NOT_AVAILABLE)  # outside operations
         self._live: dict[tuple[int, int, int], _Row] = {}
         self._complete: list[_Row] = []
 

@@ -33,10 +33,9 @@ class Correlator:
     all correlation ids if an earlier call has the same correlation id.
     """
 
-    def __init__(self, parts: Parts, base_ns: int) -> None:
+    def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._sink = parts.sink
-        self._base_ns = base_ns
         self._next_id = parts.max_correlation + 1
         self.joined = 0  # Number of tasks matched to their launch.
 
@@ -78,8 +77,8 @@ class Correlator:
         self._sink.write(
             "CANN_API",
             {
-                "startNs": calls["start"] + self._base_ns,
-                "endNs": calls["end"] + self._base_ns,
+                "startNs": calls["start"] + self._parts.base_ns,
+                "endNs": calls["end"] + self._parts.base_ns,
                 "type": API_TYPE_RUNTIME,
                 "globalTid": np.array(threads.global_tids)[calls["thread"]],
                 "connectionId": connections,
@@ -189,9 +188,9 @@ class Overlap:
     As in msprof's exporter, copies and memory sets count neither as compute nor as idle time.
     """
 
-    def __init__(self, parts: Parts, base_ns: int) -> None:
+    def __init__(self, parts: Parts) -> None:
         self._writer = OverlapWriter(parts.sink, parts.new_spool, with_empty=True)
-        self._base_ns = base_ns
+        self._base_ns = parts.base_ns
         self._stack = ExitStack()
         self._devices: dict[int, DeviceOverlap] = {}
         self._communication: dict[int, list[Spans]] = {}

@@ -303,6 +303,15 @@ _MAX_NS = 2**62  # Times beyond this are damaged.
 DEVICE_COMPONENT = "PTA"
 
 
+def wanted(times: str, ids: str = "", **others: int) -> dict[str, int]:
+    """Return columns to read with their values for NULL: NO_TIME, MISSING, or those given.
+
+    `times` and `ids` are names separated by spaces.
+    """
+    none = dict.fromkeys(times.split(), NO_TIME) | dict.fromkeys(ids.split(), MISSING)
+    return none | others
+
+
 @dataclass(frozen=True, slots=True)
 class GpuRecording:
     """Counts and facts of a decoded recording."""
@@ -414,6 +423,7 @@ class Parts:
         # True if the memory in use is computed because the recording does not contain it.
         self.adds_up_allocations = False
         self.devices: set[int] = set()
+        self.base_ns = 0  # Added to times to get Unix times.
         # (pid, tid) -> number, for events that are not on host threads.
         self.places: dict[tuple[Any, Any], int] = {}
 
@@ -480,6 +490,21 @@ class Parts:
             if sizes:
                 rows["signature"][at] = self.signatures[b"", sizes.encode(), b""]
         self.host.append(rows[valid])
+
+    def recording(self, joined: int, operations: int, facts: Mapping[str, Any]) -> GpuRecording:
+        """Return the counts of all events with `facts` about the recording.
+
+        `joined` is the number of tasks matched to their launch, `operations` that of operations.
+        """
+        return GpuRecording(
+            events=sum(self.counts.values()),
+            counts=dict(self.counts),
+            tasks=self.gpu.rows,
+            tasks_joined=joined,
+            operations=operations,
+            rank=facts.get("rank"),
+            facts={**facts, "events": dict(sorted(self.counts.items()))},
+        )
 
     def extend_span(self, first_ns: int, last_ns: int) -> None:
         """Extend the span of all events to include `first_ns` and `last_ns`."""

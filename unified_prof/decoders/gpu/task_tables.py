@@ -26,7 +26,7 @@ from unified_prof.base.columns import (
 from unified_prof.base.text import NS_PER_S
 from unified_prof.decoders.gpu import host_tables
 from unified_prof.decoders.gpu import rows as r
-from unified_prof.decoders.gpu.host_tables import Allocations, HostTables
+from unified_prof.decoders.gpu.host_tables import Allocations, HostTables, signature_texts
 from unified_prof.decoders.gpu.joins import Correlator, Overlap, write_host
 from unified_prof.decoders.gpu.pools import (
     Collective,
@@ -66,15 +66,12 @@ class TaskTables:
     def __init__(
         self,
         parts: Parts,
-        base_ns: int,
-        *,
-        main_process: int,
         has_column: HasColumn,
         data_types: Mapping[str, int],
     ) -> None:
         self._parts = parts
         self._sink = parts.sink
-        self._base_ns, self._main_process = base_ns, main_process
+        self._base_ns, self._main_process = parts.base_ns, parts.main_process
         self._has_column, self._data_types = has_column, data_types
         intern = parts.sink.strings.intern
         self._no_text = intern(NOT_AVAILABLE)
@@ -98,7 +95,7 @@ class TaskTables:
         with ExitStack() as stack:
             overlap = None
             if self._has_column("OVERLAP_ANALYSIS", "id"):
-                overlap = stack.enter_context(Overlap(self._parts, self._base_ns))
+                overlap = stack.enter_context(Overlap(self._parts))
             for (rows,) in windows(tasks):
                 self._write(rows)
                 if overlap is not None:
@@ -155,9 +152,9 @@ class TaskTables:
             "mixBlockNum": 0,
             "taskType": self._sink.strings.intern(KERNEL_CORE),
             "opType": np.where(operations != MISSING, operations, self._no_text),
-            "inputFormats": self._signature_texts(signatures.kernel_formats, rows),
-            "inputDataTypes": self._signature_texts(signatures.kernel_types, rows),
-            "inputShapes": self._signature_texts(signatures.kernel_shapes, rows),
+            "inputFormats": signature_texts(signatures.kernel_formats, rows, self._no_text),
+            "inputDataTypes": signature_texts(signatures.kernel_types, rows, self._no_text),
+            "inputShapes": signature_texts(signatures.kernel_shapes, rows, self._no_text),
         }
         for absent in (
             *("outputFormats", "outputDataTypes", "outputShapes"),
@@ -335,10 +332,6 @@ class TaskTables:
         with_missing = self._sink.strings.intern_all([*texts, NOT_AVAILABLE])
         return np.asarray(with_missing[rows["geometry"]])
 
-    def _signature_texts(self, texts: list[int], rows: Rows) -> Ints:
-        with_missing = np.array([*texts, self._no_text])  # MISSING is the last
-        return np.asarray(with_missing[rows["signature"]])
-
 
 def copy_direction(name: str) -> int:
     """Return the ENUM_MEMCPY_OPERATION id of a copy such as `Memcpy HtoD (Pinned -> Device)`."""
@@ -359,7 +352,6 @@ def _rank(rank: int) -> int:
 
 def write(
     parts: Parts,
-    base_ns: int,
     *,
     has_column: HasColumn = lambda table, column: True,
     data_types: Mapping[str, int] | None = None,
@@ -367,28 +359,14 @@ def write(
 ) -> int:
     """Write all tables except recording metadata; return the number of joined tasks.
 
-    `base_ns` is added to all times to get Unix times. `data_types` is name -> id in
-    ENUM_HCCL_DATA_TYPE of the revision; `progress` is called with the current step.
+    `data_types` is name -> id in ENUM_HCCL_DATA_TYPE of the revision; `progress` is called with the
+    current step.
     """
-    no_name = parts.sink.strings.intern(NOT_AVAILABLE)
     progress("joining host events")
-    allocations = Allocations(
-        parts.sink,
-        base_ns,
-        no_name,
-        component=parts.memory_component,
-        adds_up=parts.adds_up_allocations,
-    )
-    with write_host(parts, HostTables(parts, base_ns), allocations) as calls:
+    with write_host(parts, HostTables(parts), Allocations(parts)) as calls:
         progress("joining launches and kernels")
-        correlator = Correlator(parts, base_ns)
+        correlator = Correlator(parts)
         with correlator.join(calls) as tasks:
-            TaskTables(
-                parts,
-                base_ns,
-                main_process=parts.main_process,
-                has_column=has_column,
-                data_types=data_types or {},
-            ).write(tasks)
-    host_tables.write_extra_tables(parts, base_ns)
+            TaskTables(parts, has_column, data_types or {}).write(tasks)
+    host_tables.write_extra_tables(parts)
     return correlator.joined

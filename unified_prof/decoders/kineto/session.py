@@ -350,7 +350,6 @@ def base_time_ns(
 def _write_metadata(
     parts: Collector,
     metadata: dict[str, Any],
-    base_ns: int,
     listed: Mapping[str, tuple[str, Ranks]],
 ) -> dict[str, Any]:
     """Write the recording metadata; return rows of UPROF_RUN.
@@ -366,8 +365,8 @@ def _write_metadata(
     start, end = parts.span
     host_tables.write_metadata(
         sink,
-        start_ns=start + base_ns,
-        end_ns=end + base_ns,
+        start_ns=start + parts.base_ns,
+        end_ns=end + parts.base_ns,
         host_name=redact(host) if isinstance(host, str) else None,
         device_names={device: names.get(device) for device in parts.devices},
         rank=rank,
@@ -392,7 +391,7 @@ def _write_metadata(
         "decoder": "kineto",
         "device_kind": "gpu" if parts.devices or properties else "cpu",
         "device_vendor": _vendor(parts, [names.get(d, "") for d in parts.devices]),
-        "base_time_ns": base_ns,
+        "base_time_ns": parts.base_ns,
         "events": dict(sorted(parts.counts.items())),
         "rank": rank if rank != NO_RANK else None,
         **_metadata_facts(metadata),
@@ -522,7 +521,7 @@ def decode(
         if not any(spool.rows for spool in torch_events):
             detail = "the trace has no operations, calls or kernels of torch"
             sink.anomaly("no_torch_events", 1, detail)
-        base_ns = base_time_ns(reader.metadata, span, sink.anomaly, cut_off=reader.cut_off)
+        parts.base_ns = base_time_ns(reader.metadata, span, sink.anomaly, cut_off=reader.cut_off)
         merged.separate(parts, parts.calling, parts.labels)
         listed = collector.complete_collectives(
             parts.collectives.all,
@@ -534,9 +533,9 @@ def decode(
             parts.adds_up_allocations = True
             sink.anomaly("memory_added_up", 1, "memory in use was not recorded; computed from 0")
         joined = task_tables.write(
-            parts, base_ns, has_column=has_column, data_types=data_types, progress=progress
+            parts, has_column=has_column, data_types=data_types, progress=progress
         )
-        facts = _write_metadata(parts, reader.metadata, base_ns, listed)
+        facts = _write_metadata(parts, reader.metadata, listed)
         coverage = Coverage()
         coverage.add("trace", "bytes", reader.size_bytes, skipped=reader.skipped_bytes)
         parts.add_coverage(coverage)

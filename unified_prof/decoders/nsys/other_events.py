@@ -50,147 +50,144 @@ _GPU_OF_TYPE = 0xFF
 _COMPONENT = "CUDA"
 
 
-class OtherEvents:
-    """Reads events that are not joined with others."""
+def read_others(fields: Fields) -> None:
+    """Read events that are not joined with others: overhead, libraries, memory, diagnostics."""
+    for table in OVERHEADS:
+        _overheads(fields, table)
+    for table, category in LIBRARIES.items():
+        _calls(fields, table, category)
+    _allocations(fields)
+    _diagnostics(fields)
 
-    def __init__(self, fields: Fields) -> None:
-        self._fields = fields
-        self._parts = fields.parts
 
-    def read(self) -> None:
-        """Read overhead, calls of other libraries, allocations and diagnostics."""
-        for table in OVERHEADS:
-            self._overheads(table)
-        for table, category in LIBRARIES.items():
-            self._calls(table, category)
-        self._allocations()
-        self._diagnostics()
+def _overheads(fields: Fields, table: str) -> None:
+    count = duration = 0
+    wanted = r.wanted("start end globalTid", "nameId")
+    for cells in fields.tables.slices(table, wanted | {"overheadType": MISSING}):
+        rows = _events(fields, cells, "overhead", cells["overheadType"].tolist())
+        full = (cells["overheadType"] == _QUEUE_FULL) & (rows["end"] >= rows["start"])
+        count += int(np.count_nonzero(full))
+        duration += int((rows["end"] - rows["start"])[full].sum())
+    if count:
+        detail = f"launches waited {duration / NS_PER_MS:.0f} ms in total for queue space"
+        fields.parts.sink.anomaly("launch_queue_full", count, detail)
 
-    def _overheads(self, table: str) -> None:
-        count = duration = 0
-        wanted = {"start": NO_TIME, "end": NO_TIME, "globalTid": NO_ID, "nameId": MISSING}
-        for cells in self._fields.tables.slices(table, wanted | {"overheadType": MISSING}):
-            rows = self._events(cells, "overhead", cells["overheadType"].tolist())
-            full = (cells["overheadType"] == _QUEUE_FULL) & (rows["end"] >= rows["start"])
-            count += int(np.count_nonzero(full))
-            duration += int((rows["end"] - rows["start"])[full].sum())
-        if count:
-            detail = f"launches waited {duration / NS_PER_MS:.0f} ms in total for queue space"
-            self._parts.sink.anomaly("launch_queue_full", count, detail)
 
-    def _calls(self, table: str, category: str) -> None:
-        name = "nameId" if "nameId" in self._fields.tables.columns(table) else "textId"
-        wanted = {"start": NO_TIME, "end": NO_TIME, "globalTid": NO_ID, name: MISSING}
-        for cells in self._fields.tables.slices(table, wanted):
-            self._events({**cells, "nameId": cells[name]}, category, None)
+def _calls(fields: Fields, table: str, category: str) -> None:
+    name = "nameId" if "nameId" in fields.tables.columns(table) else "textId"
+    wanted = r.wanted("start end globalTid", name)
+    for cells in fields.tables.slices(table, wanted):
+        _events(fields, {**cells, "nameId": cells[name]}, category, None)
 
-    def _events(self, cells: Cells, category: str, types: list[int] | None) -> Rows:
-        """Add the valid events to `Parts.other`; return all rows, including invalid ones."""
-        fields, parts = self._fields, self._parts
-        rows, valid = fields.timed(cells, r.OTHER, category)
-        rows["category"] = parts.names[category]
-        rows["name"] = fields.names(cells["nameId"])
-        rows["place"] = self._places(cells)
-        rows["args_at"] = rows["args_size"] = 0
-        if types is not None:
-            for kind in set(types):
-                text = json.dumps({"type": _OVERHEAD_TYPES.get(kind, kind)}).encode()
-                chosen = np.array(types) == kind
-                rows["args_at"][chosen] = parts.texts.append(text)
-                rows["args_size"][chosen] = len(text)
-        parts.other.append(rows[valid])
-        return rows
 
-    def _places(self, cells: Cells) -> Any:
-        """Return the numbers of (process, thread) pairs, written to UPROF_TRACE_EVENTS."""
-        places = self._parts.places
-        distinct, inverse = np.unique(cells["globalTid"], return_inverse=True)
-        numbers = []
-        for packed in distinct.tolist():
-            key: tuple[Any, Any] = (NOT_AVAILABLE, NOT_AVAILABLE)
-            if packed != NO_ID:
-                key = (self._fields.process_id(packed), packed & 0xFFFFFF)
-            numbers.append(places.setdefault(key, len(places)))
-        return np.array(numbers, np.int64)[inverse]
+def _events(fields: Fields, cells: Cells, category: str, types: list[int] | None) -> Rows:
+    """Add the valid events to `Parts.other`; return all rows, including invalid ones."""
+    parts = fields.parts
+    rows, valid = fields.timed(cells, r.OTHER, category)
+    rows["category"] = parts.names[category]
+    rows["name"] = fields.names(cells["nameId"])
+    rows["place"] = _places(fields, cells)
+    rows["args_at"] = rows["args_size"] = 0
+    if types is not None:
+        for kind in set(types):
+            text = json.dumps({"type": _OVERHEAD_TYPES.get(kind, kind)}).encode()
+            chosen = np.array(types) == kind
+            rows["args_at"][chosen] = parts.texts.append(text)
+            rows["args_size"][chosen] = len(text)
+    parts.other.append(rows[valid])
+    return rows
 
-    def write_payloads(self, cells: Cells, names: list[str], values: list[Any]) -> None:
-        """Add the payloads of NVTX events as separate events."""
-        parts = self._parts
-        start = cells["start"]
-        end = np.where(cells["end"] == NO_TIME, start, cells["end"])
-        rows, valid = self._fields.timed({"start": start, "end": end}, r.OTHER, "nvtx_payload")
-        rows["category"] = parts.names["nvtx payload"]
-        rows["name"] = [parts.names[name] for name in names]
-        rows["place"] = self._places(cells)
-        texts = [json.dumps({"payload": value}).encode() for value in values]
-        rows["args_at"] = [parts.texts.append(text) for text in texts]
-        rows["args_size"] = [len(text) for text in texts]
-        parts.other.append(rows[valid])
 
-    def _allocations(self) -> None:
-        """Read CUDA allocations; the memory in use is computed from them."""
-        parts, fields = self._parts, self._fields
-        wanted = {
-            "start": NO_TIME,
-            "globalPid": NO_ID,
-            "bytes": 0,
-            **dict.fromkeys(("deviceId", "address", "memKind", "memoryOperationType"), MISSING),
-        }
-        for cells in fields.tables.slices(MEMORY, wanted):
-            timed = {"start": cells["start"], "end": cells["start"]}
-            times, valid = fields.timed(timed, r.INTERVAL, "allocation")
-            rows = np.empty(len(times), r.ALLOCATION)
-            rows["start"] = times["start"]
-            rows["thread"] = MISSING
-            on_host = (cells["memKind"] == _PAGEABLE) | (cells["memKind"] == _PINNED)
-            device = fields.devices(cells["globalPid"], cells["deviceId"])
-            rows["device"] = np.where(on_host, MISSING, device)
-            rows["address"] = cells["address"]
-            rows["owner"] = fields.processes(cells["globalPid"])
-            freed = cells["memoryOperationType"] == _DEALLOCATION
-            size = np.abs(cells["bytes"])
-            rows["size"] = np.where(freed, -size, size)
-            rows["total_allocated"] = rows["total_reserved"] = MISSING
-            parts.memory_component, parts.adds_up_allocations = _COMPONENT, True
-            parts.devices.update(np.unique(rows["device"][rows["device"] >= 0]).tolist())
-            parts.allocations.append(rows[valid & (size > 0)])
+def _places(fields: Fields, cells: Cells) -> Any:
+    """Return the numbers of (process, thread) pairs, written to UPROF_TRACE_EVENTS."""
+    places = fields.parts.places
+    distinct, inverse = np.unique(cells["globalTid"], return_inverse=True)
+    numbers = []
+    for packed in distinct.tolist():
+        key: tuple[Any, Any] = (NOT_AVAILABLE, NOT_AVAILABLE)
+        if packed != NO_ID:
+            key = (fields.process_id(packed), packed & 0xFFFFFF)
+        numbers.append(places.setdefault(key, len(places)))
+    return np.array(numbers, np.int64)[inverse]
 
-    def _diagnostics(self) -> None:
-        """Count warnings and errors of the profiler as anomalies; only they mention lost events."""
-        found: Counter[tuple[int, str]] = Counter()
-        wanted = {"severity": MISSING}
-        for cells in self._fields.tables.slices(DIAGNOSTICS, wanted, texts=["text"]):
-            for severity, text in zip(cells["severity"].tolist(), cells["text"], strict=True):
-                if severity in _SEVERITIES and len(found) < 10_000:
-                    found[severity, redact(text or "")] += 1
-        for severity, name in _SEVERITIES.items():
-            messages = [(text, count) for (kind, text), count in found.items() if kind == severity]
-            if messages:
-                detail = "; ".join(text for text, _ in messages[:_MAX_SHOWN_DIAGNOSTICS])
-                self._parts.sink.anomaly(name, sum(n for _, n in messages), detail[:2000])
 
-    def write_metrics(self, base_ns: int) -> None:
-        """Write UPROF_GPU_METRICS: device counters sampled at regular intervals."""
-        sink = self._parts.sink
-        names: dict[tuple[int, int], int] = {}
-        wanted = {"typeId": NO_ID, "metricId": NO_ID}
-        for cells in self._fields.tables.slices(METRIC_NAMES, wanted, texts=["metricName"]):
-            ids = (cells[name].tolist() for name in wanted)
-            for kind, metric, text in zip(*ids, cells["metricName"], strict=True):
-                names[kind, metric] = sink.strings.intern(text or NOT_AVAILABLE)
-        wanted = {"timestamp": NO_TIME, "typeId": NO_ID, "metricId": NO_ID}
-        for cells in self._fields.tables.slices(METRICS, wanted, reals=["value"]):
-            timed = {"start": cells["timestamp"], "end": cells["timestamp"]}
-            times, valid = self._fields.timed(timed, r.INTERVAL, "gpu_metric")
-            keys = list(zip(cells["typeId"].tolist(), cells["metricId"].tolist(), strict=True))
-            for key in set(keys) - names.keys():
-                names[key] = sink.strings.intern(f"metric {key[1]}")
-            sink.write(
-                "UPROF_GPU_METRICS",
-                {
-                    "timestampNs": (times["start"] + base_ns)[valid],
-                    "deviceId": (cells["typeId"] & _GPU_OF_TYPE)[valid],
-                    "name": np.array([names[key] for key in keys], np.int64)[valid],
-                    "value": cells["value"][valid],
-                },
-            )
+def write_payloads(fields: Fields, cells: Cells, names: list[str], values: list[Any]) -> None:
+    """Add the payloads of NVTX events as separate events."""
+    parts = fields.parts
+    start = cells["start"]
+    end = np.where(cells["end"] == NO_TIME, start, cells["end"])
+    rows, valid = fields.timed({"start": start, "end": end}, r.OTHER, "nvtx_payload")
+    rows["category"] = parts.names["nvtx payload"]
+    rows["name"] = [parts.names[name] for name in names]
+    rows["place"] = _places(fields, cells)
+    texts = [json.dumps({"payload": value}).encode() for value in values]
+    rows["args_at"] = [parts.texts.append(text) for text in texts]
+    rows["args_size"] = [len(text) for text in texts]
+    parts.other.append(rows[valid])
+
+
+def _allocations(fields: Fields) -> None:
+    """Read CUDA allocations; the memory in use is computed from them."""
+    parts = fields.parts
+    ids = "deviceId address memKind memoryOperationType"
+    wanted = r.wanted("start globalPid", ids, bytes=0)
+    for cells in fields.tables.slices(MEMORY, wanted):
+        timed = {"start": cells["start"], "end": cells["start"]}
+        times, valid = fields.timed(timed, r.INTERVAL, "allocation")
+        rows = np.empty(len(times), r.ALLOCATION)
+        rows["start"] = times["start"]
+        rows["thread"] = MISSING
+        on_host = (cells["memKind"] == _PAGEABLE) | (cells["memKind"] == _PINNED)
+        device = fields.devices(cells["globalPid"], cells["deviceId"])
+        rows["device"] = np.where(on_host, MISSING, device)
+        rows["address"] = cells["address"]
+        rows["owner"] = fields.processes(cells["globalPid"])
+        freed = cells["memoryOperationType"] == _DEALLOCATION
+        size = np.abs(cells["bytes"])
+        rows["size"] = np.where(freed, -size, size)
+        rows["total_allocated"] = rows["total_reserved"] = MISSING
+        parts.memory_component, parts.adds_up_allocations = _COMPONENT, True
+        parts.devices.update(np.unique(rows["device"][rows["device"] >= 0]).tolist())
+        parts.allocations.append(rows[valid & (size > 0)])
+
+
+def _diagnostics(fields: Fields) -> None:
+    """Count warnings and errors of the profiler as anomalies; only they mention lost events."""
+    found: Counter[tuple[int, str]] = Counter()
+    wanted = {"severity": MISSING}
+    for cells in fields.tables.slices(DIAGNOSTICS, wanted, texts=["text"]):
+        for severity, text in zip(cells["severity"].tolist(), cells["text"], strict=True):
+            if severity in _SEVERITIES and len(found) < 10_000:
+                found[severity, redact(text or "")] += 1
+    for severity, name in _SEVERITIES.items():
+        messages = [(text, count) for (kind, text), count in found.items() if kind == severity]
+        if messages:
+            detail = "; ".join(text for text, _ in messages[:_MAX_SHOWN_DIAGNOSTICS])
+            fields.parts.sink.anomaly(name, sum(n for _, n in messages), detail[:2000])
+
+
+def write_metrics(fields: Fields) -> None:
+    """Write UPROF_GPU_METRICS: device counters sampled at regular intervals."""
+    sink = fields.parts.sink
+    names: dict[tuple[int, int], int] = {}
+    wanted = r.wanted("typeId metricId")
+    for cells in fields.tables.slices(METRIC_NAMES, wanted, texts=["metricName"]):
+        ids = (cells[name].tolist() for name in wanted)
+        for kind, metric, text in zip(*ids, cells["metricName"], strict=True):
+            names[kind, metric] = sink.strings.intern(text or NOT_AVAILABLE)
+    wanted = r.wanted("timestamp typeId metricId")
+    for cells in fields.tables.slices(METRICS, wanted, reals=["value"]):
+        timed = {"start": cells["timestamp"], "end": cells["timestamp"]}
+        times, valid = fields.timed(timed, r.INTERVAL, "gpu_metric")
+        keys = list(zip(cells["typeId"].tolist(), cells["metricId"].tolist(), strict=True))
+        for key in set(keys) - names.keys():
+            names[key] = sink.strings.intern(f"metric {key[1]}")
+        sink.write(
+            "UPROF_GPU_METRICS",
+            {
+                "timestampNs": (times["start"] + fields.parts.base_ns)[valid],
+                "deviceId": (cells["typeId"] & _GPU_OF_TYPE)[valid],
+                "name": np.array([names[key] for key in keys], np.int64)[valid],
+                "value": cells["value"][valid],
+            },
+        )

@@ -26,7 +26,7 @@ from unified_prof.decoders.gpu.host_tables import RANGE_EVENT, write_annotations
 from unified_prof.decoders.gpu.pools import Collective, Collectives
 from unified_prof.decoders.gpu.rows import as_operation
 from unified_prof.decoders.nsys.columns import NO_ID, NO_TIME, Fields
-from unified_prof.decoders.nsys.other_events import OtherEvents
+from unified_prof.decoders.nsys.other_events import write_payloads
 
 SCHEMAS = "NVTX_PAYLOAD_SCHEMA_ENTRIES"
 ENUMS = "NVTX_PAYLOAD_ENUM_ENTRIES"
@@ -61,7 +61,7 @@ class Payloads:
     def __init__(self, tables: Tables) -> None:
         self._schemas: dict[tuple[int, int], dict[int, _Field]] = {}
         self._enums: dict[tuple[int, int], dict[int, str]] = {}
-        wanted = {"domainId": NO_ID, "schemaId": NO_ID, "idx": MISSING, "type": MISSING}
+        wanted = r.wanted("domainId schemaId", "idx type")
         count = 0
         for cells in tables.slices(SCHEMAS, {**wanted, "offset": 0}, texts=["name"]):
             for domain, schema, place, kind, offset, name in zip(
@@ -73,7 +73,7 @@ class Payloads:
                 if count <= _MAX_FIELDS:
                     fields = self._schemas.setdefault((domain, schema), {})
                     fields[place] = _Field(name or f"field {place}", kind, offset)
-        wanted = {"domainId": NO_ID, "schemaId": NO_ID, "value": NO_ID}
+        wanted = r.wanted("domainId schemaId value")
         for cells in tables.slices(ENUMS, wanted, texts=["name"]):
             for domain, schema, value, name in zip(
                 *(cells[column].tolist() for column in wanted), cells["name"], strict=True
@@ -199,8 +199,7 @@ class NcclCalls:
         if not domains:
             return
         parts: list[tuple[Ints, ...]] = []
-        wanted = {"start": NO_TIME, "end": NO_TIME, "globalTid": NO_ID, "textId": MISSING}
-        wanted |= {"eventType": MISSING, "jsonTextId": MISSING}
+        wanted = r.wanted("start end globalTid", "textId eventType jsonTextId")
         texts = ["text", *(name for name in payloads if name != "jsonTextId")]
         only = ("domainId", tuple(domains))
         for cells in self._fields.tables.slices(RANGES, wanted, texts=texts, only=only):
@@ -224,7 +223,7 @@ class NcclCalls:
 
     def _named_domains(self) -> set[int]:
         """Return the domains named NCCL, whose JSON payloads need no schemas."""
-        wanted = {"domainId": NO_ID, "textId": MISSING}
+        wanted = r.wanted("domainId", "textId")
         only = ("eventType", (_DOMAIN_NAMED,))
         found: set[int] = set()
         for cells in self._fields.tables.slices(RANGES, wanted, texts=["text"], only=only):
@@ -359,20 +358,25 @@ _CATEGORY, _THREAD_NAME, _DOMAIN = 33, 39, 75
 _MARK_EVENT = 0
 _DEFAULT_DOMAIN = 0
 _DEFAULT_DOMAIN_NAME = "default"
-_INTEGER_PAYLOADS = ("uint64Value", "int64Value", "uint32Value", "int32Value")
-_REAL_PAYLOADS = ("doubleValue", "floatValue")
+# Columns of payloads, and the kind of their values.
+_PAYLOADS = {
+    **dict.fromkeys(("uint64Value", "int64Value", "uint32Value", "int32Value"), "number"),
+    **dict.fromkeys(("doubleValue", "floatValue"), "real"),
+    "jsonText": "text",
+    "jsonTextId": "number",
+    "binaryData": "text",
+}
+_UNKNOWN = object()  # Payload that fits no schema.
 
 
 class Ranges:
     """Reads operations into `Parts.host`, and writes other events as MSTX_EVENTS."""
 
-    def __init__(
-        self, fields: Fields, others: OtherEvents, payloads: Payloads, end_ns: int, base_ns: int
-    ) -> None:
+    def __init__(self, fields: Fields, payloads: Payloads, end_ns: int) -> None:
         self._fields = fields
         self._binary = payloads
         self._parts = fields.parts
-        self._others, self._end_ns, self._base_ns = others, end_ns, base_ns
+        self._end_ns = end_ns
         self._domains: dict[int, int] = {_DEFAULT_DOMAIN: self._parts.names[_DEFAULT_DOMAIN_NAME]}
         self._texts: dict[int, str | None] = {}
         self.categories: dict[str, str] = {}  # Names of categories by `domain:number`.
@@ -385,7 +389,7 @@ class Ranges:
         self._labels()
         for cells in self._slices((*_PUSHED,), {}):
             self._pushed(cells)
-        more = {"rangeId": MISSING, "endGlobalTid": NO_ID}
+        more = r.wanted("endGlobalTid", "rangeId")
         for cells in self._slices((*_STARTED,), more):
             self._annotations(cells, self._messages(cells), RANGE_EVENT)
         for cells in self._slices((*_MARKS,), {}):
@@ -394,27 +398,15 @@ class Ranges:
         self._payloads()
 
     def _slices(self, types: tuple[int, ...], more: dict[str, int]) -> Any:
-        wanted = {
-            "start": NO_TIME,
-            "end": NO_TIME,
-            "globalTid": NO_ID,
-            "textId": MISSING,
-            "domainId": _DEFAULT_DOMAIN,
-            "category": MISSING,
-            **more,
-        }
+        wanted = r.wanted("start end globalTid", "textId category", domainId=_DEFAULT_DOMAIN)
+        wanted |= more
         only = ("eventType", types)
         return self._fields.tables.slices(RANGES, wanted, texts=["text"], only=only)
 
     def _labels(self) -> None:
         """Read names of domains, categories and threads."""
-        wanted = {
-            "eventType": MISSING,
-            "textId": MISSING,
-            "domainId": _DEFAULT_DOMAIN,
-            "category": MISSING,
-            "globalTid": NO_ID,
-        }
+        ids = "eventType textId category"
+        wanted = r.wanted("globalTid", ids, domainId=_DEFAULT_DOMAIN)
         only = ("eventType", (_CATEGORY, _THREAD_NAME, _DOMAIN))
         for cells in self._fields.tables.slices(RANGES, wanted, texts=["text"], only=only):
             for kind, domain, category, packed, text in zip(
@@ -479,7 +471,6 @@ class Ranges:
             times[valid],
             ints([names[text] for text in messages])[valid],
             threads[valid],
-            self._base_ns,
             kinds=kind,
             domains=domains[valid],
             end_threads=ends[valid],
@@ -505,45 +496,36 @@ class Ranges:
     def _payloads(self) -> None:
         """Write the payloads of ranges and marks."""
         existing = self._fields.tables.columns(RANGES)
-        wanted = {"start": NO_TIME, "end": NO_TIME, "globalTid": NO_ID, "textId": MISSING}
-        wanted["domainId"] = _DEFAULT_DOMAIN
-        for name in (*_INTEGER_PAYLOADS, *_REAL_PAYLOADS, "jsonText", "jsonTextId"):
+        wanted = r.wanted("start end globalTid", "textId", domainId=_DEFAULT_DOMAIN)
+        unknown = 0
+        for name, kind in _PAYLOADS.items():
             if name not in existing:
                 continue
-            numbers = dict(wanted)
-            texts = ["text"]
-            if name in _INTEGER_PAYLOADS or name == "jsonTextId":
-                numbers[name] = NO_ID
-            elif name == "jsonText":
-                texts.append(name)
-            reals = [name] if name in _REAL_PAYLOADS else []
             slices = self._fields.tables.slices(
-                RANGES, numbers, reals=reals, texts=texts, only=(name, None)
+                RANGES,
+                {**wanted, name: NO_ID} if kind == "number" else wanted,
+                reals=[name] if kind == "real" else [],
+                texts=["text", name] if kind == "text" else ["text"],
+                only=(name, None),
             )
             for cells in slices:
                 column = cells[name]
                 values = column.tolist() if isinstance(column, np.ndarray) else column
                 values = [self._payload(name, value) for value in values]
-                self._others.write_payloads(cells, self._messages(cells), values)
-        if "binaryData" in existing:
-            self._binary_payloads(wanted)
-
-    def _binary_payloads(self, wanted: dict[str, int]) -> None:
-        unknown = 0
-        texts, only = ["text", "binaryData"], ("binaryData", None)
-        for cells in self._fields.tables.slices(RANGES, wanted, texts=texts, only=only):
-            values = [self._binary.decode(text) for text in cells["binaryData"]]
-            known = np.array([value is not None for value in values], bool)
-            unknown += int(np.count_nonzero(~known))
-            if known.any():
-                cells = _selected(cells, known)
-                decoded = [value for value in values if value is not None]
-                self._others.write_payloads(cells, self._messages(cells), decoded)
+                known = np.array([value is not _UNKNOWN for value in values], bool)
+                unknown += int(np.count_nonzero(~known))
+                if known.any():
+                    cells = _selected(cells, known)
+                    decoded = [value for value in values if value is not _UNKNOWN]
+                    write_payloads(self._fields, cells, self._messages(cells), decoded)
         if unknown:
             detail = "payloads of NVTX ranges do not fit any schema"
             self._parts.sink.anomaly("binary_payload", unknown, detail)
 
     def _payload(self, name: str, value: Any) -> Any:
+        if name == "binaryData":
+            found = self._binary.decode(value)
+            return _UNKNOWN if found is None else found
         if name == "jsonTextId":
             value = self._fields.texts[value]
         if name in ("jsonText", "jsonTextId"):

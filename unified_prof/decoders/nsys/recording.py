@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -45,20 +46,14 @@ _WAIT_NAMES = {
     4: "Context Synchronize",
 }
 _RECORD = "Event Record"
+_PLACE_IDS = "deviceId streamId contextId correlationId"
 _NONE_32 = 2**32 - 1  # CUPTI's number for an event or a stream that does not apply.
 
 
 def read_calls(fields: Fields, nccl: NcclCalls) -> None:
     """Read runtime and driver calls into `Parts.calls`, with their enclosing collectives."""
     parts = fields.parts
-    wanted = {
-        "start": NO_TIME,
-        "end": NO_TIME,
-        "globalTid": NO_ID,
-        "correlationId": MISSING,
-        "nameId": MISSING,
-        "returnValue": _SUCCESS,
-    }
+    wanted = r.wanted("start end globalTid", "correlationId nameId", returnValue=_SUCCESS)
     plain_names: dict[int, int] = {}
     failures: Counter[tuple[int, int]] = Counter()
     for cells in fields.tables.slices(CALLS, wanted):
@@ -99,13 +94,7 @@ def read_waits(fields: Fields) -> None:
     parts = fields.parts
     records = _EventRecords(fields)
     records.read()
-    wanted = {
-        "start": NO_TIME,
-        "end": NO_TIME,
-        "globalPid": NO_ID,
-        **dict.fromkeys(("deviceId", "contextId", "streamId", "correlationId"), MISSING),
-        **dict.fromkeys(("syncType", "eventId", "eventSyncId"), MISSING),
-    }
+    wanted = r.wanted("start end globalPid", f"{_PLACE_IDS} syncType eventId eventSyncId")
     for cells in fields.tables.slices(WAITS, wanted):
         rows, valid = fields.timed(cells, r.SYNC, "synchronization")
         packed = cells["globalPid"]
@@ -134,12 +123,7 @@ class _EventRecords:
     def read(self) -> None:
         """Read all event records; records with a time are also added to `Parts.syncs`."""
         fields = self._fields
-        wanted = {
-            "timestamp": NO_TIME,
-            "globalPid": NO_ID,
-            **dict.fromkeys(("deviceId", "contextId", "streamId", "correlationId"), MISSING),
-            **dict.fromkeys(("eventId", "eventSyncId"), MISSING),
-        }
+        wanted = r.wanted("timestamp globalPid", f"{_PLACE_IDS} eventId eventSyncId")
         found: list[tuple[Ints, Ints, Ints]] = []
         for cells in fields.tables.slices(EVENTS, wanted):
             packed = cells["globalPid"]
@@ -189,13 +173,7 @@ COPIES = "CUPTI_ACTIVITY_KIND_MEMCPY"
 SETS = "CUPTI_ACTIVITY_KIND_MEMSET"
 GRAPHS = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
 
-_PLACE = {
-    "start": NO_TIME,
-    "end": NO_TIME,
-    "globalPid": NO_ID,
-    **dict.fromkeys(("deviceId", "streamId", "contextId", "correlationId"), MISSING),
-    "graphNodeId": MISSING,
-}
+_PLACE = r.wanted("start end globalPid", f"{_PLACE_IDS} graphNodeId")
 _GEOMETRY = ("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ")
 _NAMES = ("demangledName", "shortName", "mangledName")
 
@@ -209,121 +187,114 @@ _MEMORIES = dict(
 )
 
 
-class Tasks:
-    """Reads the device tasks into `Parts.gpu`."""
+def read_tasks(fields: Fields) -> None:
+    """Read all tables of device tasks; must be called after `read_calls`."""
+    _kernels(fields)
+    _copies(fields)
+    _sets(fields)
+    _graphs(fields)
 
-    def __init__(self, fields: Fields) -> None:
-        self._fields = fields
-        self._parts = fields.parts
-        self._copy_names: dict[tuple[int, int, int], int] = {}
 
-    def read(self) -> None:
-        """Read all tables of device tasks; must be called after `read_calls`."""
-        self._kernels()
-        self._copies()
-        self._sets()
-        self._graphs()
+def _kernels(fields: Fields) -> None:
+    existing = fields.tables.columns(KERNELS)
+    name = next((name for name in _NAMES if name in existing), _NAMES[0])
+    more = r.wanted("", f"{name} registersPerThread graphId {' '.join(_GEOMETRY)}")
+    more |= {
+        "staticSharedMemory": 0,
+        "dynamicSharedMemory": MISSING if "dynamicSharedMemory" not in existing else 0,
+    }
+    for cells in _slices(fields, KERNELS, more):
+        rows, valid = _task(fields, cells, "kernel")
+        rows["name"] = fields.names(cells[name])
+        rows["kind"] = r.KERNEL
+        rows["kind"][fields.parts.are_communication(rows["name"])] = r.COMMUNICATION
+        rows["registers"] = cells["registersPerThread"]
+        static, dynamic = cells["staticSharedMemory"], cells["dynamicSharedMemory"]
+        rows["shared_memory"] = np.where(dynamic == MISSING, MISSING, static + dynamic)
+        rows["graph"] = cells["graphId"]
+        rows["geometry"] = _geometry_numbers(fields, cells)
+        fields.parts.add_gpu_tasks(rows[valid])
 
-    def _kernels(self) -> None:
-        existing = self._fields.tables.columns(KERNELS)
-        name = next((name for name in _NAMES if name in existing), _NAMES[0])
-        more = {
-            name: MISSING,
-            "registersPerThread": MISSING,
-            "staticSharedMemory": 0,
-            "dynamicSharedMemory": MISSING if "dynamicSharedMemory" not in existing else 0,
-            "graphId": MISSING,
-            **dict.fromkeys(_GEOMETRY, MISSING),
-        }
-        for cells in self._slices(KERNELS, more):
-            rows, valid = self._task(cells, "kernel")
-            rows["name"] = self._fields.names(cells[name])
-            rows["kind"] = r.KERNEL
-            rows["kind"][self._parts.are_communication(rows["name"])] = r.COMMUNICATION
-            rows["registers"] = cells["registersPerThread"]
-            static, dynamic = cells["staticSharedMemory"], cells["dynamicSharedMemory"]
-            rows["shared_memory"] = np.where(dynamic == MISSING, MISSING, static + dynamic)
-            rows["graph"] = cells["graphId"]
-            rows["geometry"] = self._geometry_numbers(cells)
-            self._parts.add_gpu_tasks(rows[valid])
 
-    def _geometry_numbers(self, cells: Cells) -> Ints:
+def _geometry_numbers(fields: Fields, cells: Cells) -> Ints:
 
-        def number(*sizes: int) -> int:
-            if MISSING in sizes:
-                return MISSING
-            grid, block = (b"[%d,%d,%d]" % part for part in (sizes[:3], sizes[3:]))
-            return self._parts.geometries[grid, block]
+    def number(*sizes: int) -> int:
+        if MISSING in sizes:
+            return MISSING
+        grid, block = (b"[%d,%d,%d]" % part for part in (sizes[:3], sizes[3:]))
+        return fields.parts.geometries[grid, block]
 
-        return mapped(number, *(cells[name] for name in _GEOMETRY))
+    return mapped(number, *(cells[name] for name in _GEOMETRY))
 
-    def _copies(self) -> None:
-        more = {"bytes": MISSING, "copyKind": 0, "srcKind": MISSING, "dstKind": MISSING}
-        for cells in self._slices(COPIES, more):
-            rows, valid = self._task(cells, "copy")
-            kinds = (cells["copyKind"], cells["srcKind"], cells["dstKind"])
-            rows["name"] = mapped(self._copy_name, *kinds)
-            rows["kind"] = r.COPY
-            rows["size"] = cells["bytes"]
-            self._parts.add_gpu_tasks(rows[valid])
 
-    def _copy_name(self, kind: int, source: int, target: int) -> int:
-        key = (kind, source, target)
-        if key not in self._copy_names:
-            text = f"Memcpy {_DIRECTIONS.get(kind, 'Unknown')}"
-            if kind in _UNIFIED:
-                text += " (Unified)"
-            elif source in _MEMORIES and target in _MEMORIES:
-                text += f" ({_MEMORIES[source]} -> {_MEMORIES[target]})"
-            self._copy_names[key] = self._parts.names[text]
-        return self._copy_names[key]
+def _copies(fields: Fields) -> None:
+    more = r.wanted("", "bytes srcKind dstKind", copyKind=0)
+    for cells in _slices(fields, COPIES, more):
+        rows, valid = _task(fields, cells, "copy")
+        kinds = (cells["copyKind"], cells["srcKind"], cells["dstKind"])
+        rows["name"] = mapped(partial(_copy_name, fields), *kinds)
+        rows["kind"] = r.COPY
+        rows["size"] = cells["bytes"]
+        fields.parts.add_gpu_tasks(rows[valid])
 
-    def _sets(self) -> None:
-        for cells in self._slices(SETS, {"bytes": MISSING, "memKind": MISSING}):
-            rows, valid = self._task(cells, "memory_set")
-            kinds = cells["memKind"]
-            for kind in np.unique(kinds).tolist():
-                text = f"Memset ({_MEMORIES[kind]})" if kind in _MEMORIES else "Memset"
-                rows["name"][kinds == kind] = self._parts.names[text]
-            rows["kind"] = r.SET
-            rows["size"] = cells["bytes"]
-            self._parts.add_gpu_tasks(rows[valid])
 
-    def _graphs(self) -> None:
-        """Read graph replays that were traced as one task."""
-        replays = 0
-        for cells in self._slices(GRAPHS, {"graphId": MISSING, "graphExecId": MISSING}):
-            rows, valid = self._task(cells, "graph_replay")
-            graphs = np.where(cells["graphId"] != MISSING, cells["graphId"], cells["graphExecId"])
-            rows["kind"] = r.GRAPH
-            rows["graph"] = graphs
-            for graph in np.unique(graphs).tolist():
-                text = "CUDA graph" if graph == MISSING else f"CUDA graph {graph}"
-                rows["name"][graphs == graph] = self._parts.names[text]
-            self._parts.add_gpu_tasks(rows[valid])
-            replays += int(np.count_nonzero(valid))
-        if replays:
-            detail = (
-                "graph replays were traced as one task, without their kernels; "
-                "record with --cuda-graph-trace=node"
-            )
-            self._parts.sink.anomaly("graph_without_kernels", replays, detail)
+def _copy_name(fields: Fields, kind: int, source: int, target: int) -> int:
+    text = f"Memcpy {_DIRECTIONS.get(kind, 'Unknown')}"
+    if kind in _UNIFIED:
+        text += " (Unified)"
+    elif source in _MEMORIES and target in _MEMORIES:
+        text += f" ({_MEMORIES[source]} -> {_MEMORIES[target]})"
+    return fields.parts.names[text]
 
-    def _slices(self, table: str, more: dict[str, int]) -> Any:
-        return self._fields.tables.slices(table, _PLACE | more)
 
-    def _task(self, cells: Cells, what: str) -> tuple[Rows, Bools]:
-        fields = self._fields
-        rows, valid = fields.timed(cells, r.GPU_TASK, what)
-        packed = cells["globalPid"]
-        rows["device"] = fields.devices(packed, cells["deviceId"])
-        rows["stream"] = cells["streamId"]
-        rows["context"] = cells["contextId"]
-        fields.note_contexts(packed, cells["contextId"], rows["device"])
-        rows["correlation"] = fields.correlations(fields.processes(packed), cells["correlationId"])
-        rows["process"] = fields.process_ids(packed)
-        rows["graph_node"] = cells["graphNodeId"]
-        return rows, valid
+def _sets(fields: Fields) -> None:
+    for cells in _slices(fields, SETS, r.wanted("", "bytes memKind")):
+        rows, valid = _task(fields, cells, "memory_set")
+        kinds = cells["memKind"]
+        for kind in np.unique(kinds).tolist():
+            text = f"Memset ({_MEMORIES[kind]})" if kind in _MEMORIES else "Memset"
+            rows["name"][kinds == kind] = fields.parts.names[text]
+        rows["kind"] = r.SET
+        rows["size"] = cells["bytes"]
+        fields.parts.add_gpu_tasks(rows[valid])
+
+
+def _graphs(fields: Fields) -> None:
+    """Read graph replays that were traced as one task."""
+    replays = 0
+    for cells in _slices(fields, GRAPHS, r.wanted("", "graphId graphExecId")):
+        rows, valid = _task(fields, cells, "graph_replay")
+        graphs = np.where(cells["graphId"] != MISSING, cells["graphId"], cells["graphExecId"])
+        rows["kind"] = r.GRAPH
+        rows["graph"] = graphs
+        for graph in np.unique(graphs).tolist():
+            text = "CUDA graph" if graph == MISSING else f"CUDA graph {graph}"
+            rows["name"][graphs == graph] = fields.parts.names[text]
+        fields.parts.add_gpu_tasks(rows[valid])
+        replays += int(np.count_nonzero(valid))
+    if replays:
+        detail = (
+            "graph replays were traced as one task, without their kernels; "
+            "record with --cuda-graph-trace=node"
+        )
+        fields.parts.sink.anomaly("graph_without_kernels", replays, detail)
+
+
+def _slices(fields: Fields, table: str, more: dict[str, int]) -> Any:
+    return fields.tables.slices(table, _PLACE | more)
+
+
+def _task(fields: Fields, cells: Cells, what: str) -> tuple[Rows, Bools]:
+    rows, valid = fields.timed(cells, r.GPU_TASK, what)
+    packed = cells["globalPid"]
+    rows["device"] = fields.devices(packed, cells["deviceId"])
+    rows["stream"] = cells["streamId"]
+    rows["context"] = cells["contextId"]
+    fields.note_contexts(packed, cells["contextId"], rows["device"])
+    rows["correlation"] = fields.correlations(fields.processes(packed), cells["correlationId"])
+    rows["process"] = fields.process_ids(packed)
+    rows["graph_node"] = cells["graphNodeId"]
+    return rows, valid
 
 
 _MAX_NS = 2**62  # Times beyond this are damaged.
@@ -438,7 +409,6 @@ def _write_metadata(
         "nsys_system": _facts(_pairs(tables, "TARGET_INFO_SYSTEM_ENV"), _SYSTEM_FACTS),
         "nsys_capture": _facts(capture, _CAPTURE_FACTS) | ranks,
         "nsys_categories": dict(categories) or None,
-        "events": dict(sorted(parts.counts.items())),
         "rank": rank,
     }
 
@@ -454,7 +424,7 @@ def _facts(pairs: Iterable[tuple[str, str]], allowed: frozenset[str]) -> dict[st
 def _gpus(tables: Tables) -> dict[int, dict[str, Any]]:
     """Return GPU number -> properties."""
     found: dict[int, dict[str, Any]] = {}
-    wanted = {"id": NO_ID, **dict.fromkeys(_GPU_COLUMNS, NO_ID)}
+    wanted = dict.fromkeys(("id", *_GPU_COLUMNS), NO_ID)
     for cells in tables.slices("TARGET_INFO_GPU", wanted, texts=["name", "chipName"]):
         for at, number in enumerate(cells["id"].tolist()):
             if not 0 <= number < 2**31:
@@ -490,7 +460,7 @@ def name_threads(fields: Fields) -> None:
         for packed, name in zip(cells["globalPid"].tolist(), cells["name"], strict=True):
             if name and packed != NO_ID and fields.has_process(packed):
                 threads.process_names[fields.process_id(packed)] = name
-    wanted = {"globalTid": NO_ID, "nameId": MISSING}
+    wanted = r.wanted("globalTid", "nameId")
     for cells in fields.tables.slices("ThreadNames", wanted):
         for packed, number in zip(*(cells[name].tolist() for name in wanted), strict=True):
             if fields.has_thread(packed) and (text := fields.texts[number]):
@@ -531,44 +501,32 @@ def decode(
     texts = Texts(tables)
     try:
         with Parts(sink) as parts:
+            parts.base_ns = session.base_ns
             fields = Fields(parts, tables, texts)
             progress("reading events")
             payloads = Payloads(tables)
             read_calls(fields, NcclCalls(fields, payloads))
-            Tasks(fields).read()
+            read_tasks(fields)
             read_waits(fields)
-            others = other_events.OtherEvents(fields)
-            others.read()
+            other_events.read_others(fields)
             last = session.window[1] if session.window is not None else session.duration_ns
             if last is None:
                 last = parts.span[1] if parts.span is not None else 0
-            nvtx = ranges.Ranges(fields, others, payloads, last, session.base_ns)
+            nvtx = ranges.Ranges(fields, payloads, last)
             nvtx.read()
-            others.write_metrics(session.base_ns)
+            other_events.write_metrics(fields)
             if parts.span is None:
                 message = f"{path}: has no events, its tables are empty"
                 raise RawFormatError(message, slug="empty-recording")
             name_threads(fields)
             joined = gpu_tables.write(
-                parts,
-                session.base_ns,
-                has_column=has_column,
-                data_types=data_types,
-                progress=progress,
+                parts, has_column=has_column, data_types=data_types, progress=progress
             )
             facts = _write_metadata(fields, session, nvtx.categories)
             coverage = Coverage()
             coverage.add_events(parts.counts, parts.skipped)
             counted.write_coverage(coverage, sink, _DESCRIPTIVE)
             coverage.write(sink)
-            return GpuRecording(
-                events=sum(parts.counts.values()),
-                counts=dict(parts.counts),
-                tasks=parts.gpu.rows,
-                tasks_joined=joined,
-                operations=nvtx.operations,
-                rank=facts["rank"],
-                facts=facts,
-            )
+            return parts.recording(joined, nvtx.operations, facts)
     finally:
         texts.close()

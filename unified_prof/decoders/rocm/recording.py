@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import compress
 from typing import Any
 
@@ -21,7 +21,7 @@ from unified_prof.decoders.gpu import host_tables
 from unified_prof.decoders.gpu import rows as r
 from unified_prof.decoders.gpu import task_tables as gpu_tables
 from unified_prof.decoders.gpu.host_tables import RANGE_EVENT, write_annotations
-from unified_prof.decoders.gpu.rows import INTERVAL, NO_TIME, GpuRecording, Parts, as_operation
+from unified_prof.decoders.gpu.rows import INTERVAL, GpuRecording, Parts, as_operation
 from unified_prof.decoders.gpu.task_tables import HasColumn
 from unified_prof.decoders.rocm.json_tables import PREFIX, SessionTables, sessions_of
 from unified_prof.decoders.spool import Rows
@@ -40,7 +40,7 @@ class Agents:
         self._read(tables)
 
     def _read(self, tables: SessionTables) -> None:
-        wanted = {"id": MISSING, "type_index": MISSING, "logical_index": MISSING}
+        wanted = r.wanted("", "id type_index logical_index")
         names = ["type", "product_name", "name", "model_name", "vendor_name"]
         for cells in tables.slices("info_agent", wanted, names):
             for at, row in enumerate(cells["id"].tolist()):
@@ -188,8 +188,7 @@ class Regions:
 
     def read(self) -> None:
         """Read all regions into `Parts`."""
-        wanted = dict.fromkeys(("start", "end"), NO_TIME)
-        wanted |= dict.fromkeys(("pid", "tid", "name_id", "event_id"), MISSING)
+        wanted = r.wanted("start end", "pid tid name_id event_id")
         for cells in self._session.tables.slices("region", wanted):
             categories = self._session.events.categories(cells["event_id"])
             kinds = np.zeros(len(categories), np.int8)
@@ -256,7 +255,6 @@ class Regions:
             times[valid],
             np.array([names[text] for text in messages], np.int64)[valid],
             threads[valid],
-            0,
             kinds=np.where(instant, _MARK_EVENT, RANGE_EVENT)[valid],
         )
 
@@ -288,8 +286,7 @@ _COMPONENT = "ROCm"
 def read_allocations(session: Session) -> None:
     """Read device memory allocations and frees; the size of a free is that of its allocation."""
     live: dict[tuple[int, int], int] = {}
-    wanted = {**dict.fromkeys(("start", "end"), NO_TIME), "size": 0}
-    wanted |= dict.fromkeys(("pid", "tid", "agent_id", "address"), MISSING)
+    wanted = r.wanted("start end", "pid tid agent_id address", size=0)
     unsized = 0
     for cells in session.tables.slices("memory_allocate", wanted, ["type", "level"]):
         times, valid = session.timed(cells, INTERVAL, "allocation")
@@ -340,7 +337,7 @@ class SessionCounters:
         samples = self._samples()
         without = 0
         tasks = np.unique(task_events)
-        wanted = {"event_id": MISSING, "pmc_id": MISSING}
+        wanted = r.wanted("", "event_id pmc_id")
         for cells in self._session.tables.slices("pmc_event", wanted, reals=["value"]):
             events, values = cells["event_id"], cells["value"]
             names = self._session.names(cells["pmc_id"], self._names)
@@ -374,7 +371,7 @@ class SessionCounters:
             self._parts.sink.anomaly("counter_without_task", without, detail)
 
     def _counters(self) -> None:
-        wanted = {"id": MISSING, "agent_id": MISSING}
+        wanted = r.wanted("", "id agent_id")
         for cells in self._session.tables.slices("info_pmc", wanted, ["name", "symbol"]):
             for at, row in enumerate(cells["id"].tolist()):
                 self._names[row] = cells["name"][at] or cells["symbol"][at] or NOT_AVAILABLE
@@ -382,7 +379,7 @@ class SessionCounters:
 
     def _samples(self) -> tuple[Ints, Ints] | None:
         """Return the sorted event ids of samples, and their times."""
-        wanted = {"event_id": MISSING, "timestamp": NO_TIME}
+        wanted = r.wanted("timestamp", "event_id")
         slices = self._session.tables.slices("sample", wanted)
         parts = [(cells["event_id"], cells["timestamp"]) for cells in slices]
         if not parts:
@@ -397,108 +394,85 @@ _DESCRIPTIVE = (
     "string metadata track arg info_node info_process info_thread info_agent info_queue "
     "info_stream info_kernel_symbol info_code_object info_pmc"
 ).split()
-_GEOMETRY = (
-    *("grid_size_x", "grid_size_y", "grid_size_z"),
-    *("workgroup_size_x", "workgroup_size_y", "workgroup_size_z"),
-)
-_PLACE = {
-    "start": NO_TIME,
-    "end": NO_TIME,
-    **dict.fromkeys(("pid", "tid", "queue_id", "stream_id", "event_id"), MISSING),
-}
+_GEOMETRY = tuple(f"{size}_{axis}" for size in ("grid_size", "workgroup_size") for axis in "xyz")
+_PLACE_IDS = "pid tid queue_id stream_id event_id"
 
 
-class Tasks:
-    """Reads the device tasks of a session."""
+def read_tasks(session: Session) -> Ints:
+    """Read all tasks into `Parts.gpu`; return the event ids of all dispatches."""
+    dispatches = [np.empty(0, np.int64), *_kernels(session)]
+    _copies(session)
+    return np.concatenate(dispatches)
 
-    def __init__(self, session: Session) -> None:
-        self._session, self._parts = session, session.parts
-        self._events: list[Ints] = [np.empty(0, np.int64)]
 
-    @property
-    def events(self) -> Ints:
-        """Event ids of all dispatches."""
-        return np.concatenate(self._events)
+def _kernels(session: Session) -> Iterator[Ints]:
+    symbols = r.wanted("", "id sgpr_count arch_vgpr_count", accum_vgpr_count=0)
+    texts = ["display_name", "kernel_name"]
+    names: dict[int, str] = {}
+    registers: dict[int, int] = {}
+    for cells in session.tables.slices("info_kernel_symbol", symbols, texts):
+        for at, row in enumerate(cells["id"].tolist()):
+            names[row] = cells["display_name"][at] or cells["kernel_name"][at] or NOT_AVAILABLE
+            count = int(cells["arch_vgpr_count"][at])
+            more = max(0, int(cells["accum_vgpr_count"][at]))
+            registers[row] = count + more if 0 <= count <= count + more < 2**31 else MISSING
+    ids = f"{_PLACE_IDS} agent_id kernel_id group_segment_size {' '.join(_GEOMETRY)}"
+    wanted = r.wanted("start end", ids)
+    for cells in session.tables.slices("kernel_dispatch", wanted):
+        rows, valid = _task(session, cells, "kernel")
+        rows["device"] = session.agents.numbers_of_devices(cells["agent_id"])
+        kernels = cells["kernel_id"]
+        rows["name"] = session.names(kernels, names)
+        rows["kind"] = r.KERNEL
+        rows["kind"][session.parts.are_communication(rows["name"])] = r.COMMUNICATION
+        rows["registers"] = mapped(lambda number: registers.get(number, MISSING), kernels)
+        rows["shared_memory"] = cells["group_segment_size"]
+        rows["geometry"] = _geometry_numbers(session, cells)
+        rows["counted"] = session.events.key(cells["event_id"])
+        session.parts.add_gpu_tasks(rows[valid])
+        yield cells["event_id"][valid]
 
-    def read(self) -> None:
-        """Read all tasks into `Parts.gpu`."""
-        self._kernels()
-        self._copies()
 
-    def _kernels(self) -> None:
-        symbols = dict.fromkeys(("id", "sgpr_count", "arch_vgpr_count"), MISSING)
-        symbols["accum_vgpr_count"] = 0
-        texts = ["display_name", "kernel_name"]
-        names: dict[int, str] = {}
-        registers: dict[int, int] = {}
-        for cells in self._session.tables.slices("info_kernel_symbol", symbols, texts):
-            for at, row in enumerate(cells["id"].tolist()):
-                names[row] = cells["display_name"][at] or cells["kernel_name"][at] or NOT_AVAILABLE
-                count = int(cells["arch_vgpr_count"][at])
-                more = max(0, int(cells["accum_vgpr_count"][at]))
-                registers[row] = count + more if 0 <= count <= count + more < 2**31 else MISSING
-        wanted = {
-            **_PLACE,
-            "agent_id": MISSING,
-            "kernel_id": MISSING,
-            "group_segment_size": MISSING,
-            **dict.fromkeys(_GEOMETRY, MISSING),
-        }
-        for cells in self._session.tables.slices("kernel_dispatch", wanted):
-            rows, valid = self._task(cells, "kernel")
-            rows["device"] = self._session.agents.numbers_of_devices(cells["agent_id"])
-            kernels = cells["kernel_id"]
-            rows["name"] = self._session.names(kernels, names)
-            rows["kind"] = r.KERNEL
-            rows["kind"][self._parts.are_communication(rows["name"])] = r.COMMUNICATION
-            rows["registers"] = mapped(lambda number: registers.get(number, MISSING), kernels)
-            rows["shared_memory"] = cells["group_segment_size"]
-            rows["geometry"] = self._geometry_numbers(cells)
-            rows["counted"] = self._session.events.key(cells["event_id"])
-            self._events.append(cells["event_id"][valid])
-            self._parts.add_gpu_tasks(rows[valid])
+def _geometry_numbers(session: Session, cells: Cells) -> Ints:
+    """Return the numbers of launch sizes, converted from work items to blocks."""
 
-    def _geometry_numbers(self, cells: Cells) -> Ints:
-        """Return the numbers of launch sizes, converted from work items to blocks."""
+    def number(*sizes: int) -> int:
+        if min(sizes) <= 0:
+            return MISSING
+        items, group = sizes[:3], sizes[3:]
+        blocks = [-(-size // width) for size, width in zip(items, group, strict=True)]
+        texts = [json.dumps(part).encode() for part in (blocks, group)]
+        return session.parts.geometries[texts[0], texts[1]]
 
-        def number(*sizes: int) -> int:
-            if min(sizes) <= 0:
-                return MISSING
-            items, group = sizes[:3], sizes[3:]
-            blocks = [-(-size // width) for size, width in zip(items, group, strict=True)]
-            texts = [json.dumps(part).encode() for part in (blocks, group)]
-            return self._parts.geometries[texts[0], texts[1]]
+    return mapped(number, *(cells[name] for name in _GEOMETRY))
 
-        return mapped(number, *(cells[name] for name in _GEOMETRY))
 
-    def _copies(self) -> None:
-        wanted = {
-            **_PLACE,
-            **dict.fromkeys(("src_agent_id", "dst_agent_id", "size", "name_id"), MISSING),
-        }
-        direction, names = self._session.agents.direction, self._parts.names
-        for cells in self._session.tables.slices("memory_copy", wanted):
-            rows, valid = self._task(cells, "copy")
-            ends = cells["src_agent_id"], cells["dst_agent_id"]
-            rows["name"] = mapped(lambda *pair: names[direction(*pair)[0]], *ends)
-            rows["device"] = mapped(lambda *pair: direction(*pair)[1], *ends)
-            rows["kind"] = r.COPY
-            rows["size"] = cells["size"]
-            self._parts.add_gpu_tasks(rows[valid])
+def _copies(session: Session) -> None:
+    wanted = r.wanted("start end", f"{_PLACE_IDS} src_agent_id dst_agent_id size name_id")
+    direction, names = session.agents.direction, session.parts.names
+    for cells in session.tables.slices("memory_copy", wanted):
+        rows, valid = _task(session, cells, "copy")
+        ends = cells["src_agent_id"], cells["dst_agent_id"]
+        rows["name"] = mapped(lambda *pair: names[direction(*pair)[0]], *ends)
+        rows["device"] = mapped(lambda *pair: direction(*pair)[1], *ends)
+        rows["kind"] = r.COPY
+        rows["size"] = cells["size"]
+        session.parts.add_gpu_tasks(rows[valid])
 
-    def _task(self, cells: Cells, what: str) -> tuple[Rows, Bools]:
-        rows, valid = self._session.timed(cells, r.GPU_TASK, what)
-        stream = cells["stream_id"]
-        rows["stream"] = np.where(stream == MISSING, cells["queue_id"], stream)
-        rows["correlation"] = self._session.events.correlations(cells["event_id"])
-        pids = self._session.pids
 
-        def process(row: int) -> int:
-            pid = pids.get(row, row)
-            return pid if pid in _INT32 else MISSING
+def _task(session: Session, cells: Cells, what: str) -> tuple[Rows, Bools]:
+    rows, valid = session.timed(cells, r.GPU_TASK, what)
+    stream = cells["stream_id"]
+    rows["stream"] = np.where(stream == MISSING, cells["queue_id"], stream)
+    rows["correlation"] = session.events.correlations(cells["event_id"])
+    pids = session.pids
 
-        rows["process"] = mapped(process, cells["pid"])
-        return rows, valid
+    def process(row: int) -> int:
+        pid = pids.get(row, row)
+        return pid if pid in _INT32 else MISSING
+
+    rows["process"] = mapped(process, cells["pid"])
+    return rows, valid
 
 
 NAME = "rocm"
@@ -536,9 +510,7 @@ def decode(
             session = Session(parts, SessionTables(tables, name), number)
             regions = Regions(session)
             regions.read()
-            tasks = Tasks(session)
-            tasks.read()
-            SessionCounters(session).read(tasks.events)
+            SessionCounters(session).read(read_tasks(session))
             read_allocations(session)
             operations += regions.operations
             for device, properties in session.agents.devices.items():
@@ -548,7 +520,7 @@ def decode(
             message = f"{path}: has no events, its tables are empty"
             raise RawFormatError(message, slug="empty-recording")
         joined = gpu_tables.write(
-            parts, 0, has_column=has_column, data_types=data_types, progress=progress
+            parts, has_column=has_column, data_types=data_types, progress=progress
         )
         sink.anomaly("relative_times", 1, "rocprofv3 does not record the start of its clock")
         coverage = Coverage()
@@ -566,19 +538,12 @@ def decode(
             rank=None,
         )
         host_tables.write_device_properties(sink, devices)
-        return GpuRecording(
-            events=sum(parts.counts.values()),
-            counts=dict(parts.counts),
-            tasks=parts.gpu.rows,
-            tasks_joined=joined,
-            operations=operations,
-            facts={
-                "decoder": NAME,
-                "device_kind": "gpu" if parts.devices else "cpu",
-                "device_vendor": "AMD",
-                "base_time_ns": 0,
-                "rocpd_schema": schema,
-                "rocpd_sessions": len(sessions),
-                "events": dict(sorted(parts.counts.items())),
-            },
-        )
+        facts = {
+            "decoder": NAME,
+            "device_kind": "gpu" if parts.devices else "cpu",
+            "device_vendor": "AMD",
+            "base_time_ns": 0,
+            "rocpd_schema": schema,
+            "rocpd_sessions": len(sessions),
+        }
+        return parts.recording(joined, operations, facts)
