@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,26 @@ def find(keys: NDArray[Any], wanted: NDArray[Any]) -> NDArray[np.int64]:
     np.minimum(place, len(keys) - 1, out=place)
     place[keys[place] != wanted] = NOWHERE
     return place
+
+
+def last_not_after(
+    keys: Ints,
+    values: Ints,
+    wanted_keys: Ints,
+    wanted: Ints,
+    side: Literal["left", "right"] = "right",
+) -> Ints:
+    """Return the last row with each wanted key and a value up to the wanted one, or `NOWHERE`.
+
+    Rows are sorted by key, then by value. If `side` is `left`, equal values do not count.
+    """
+    found = np.full(len(wanted), NOWHERE, np.int64)
+    for key in np.unique(wanted_keys).tolist() if len(keys) else ():
+        low, high = np.searchsorted(keys, [key, key + 1]).tolist()
+        rows = np.flatnonzero(wanted_keys == key)
+        slot = np.searchsorted(values[low:high], wanted[rows], side) - 1
+        found[rows] = np.where(slot >= 0, low + slot, NOWHERE)
+    return found
 
 
 class Lookup:

@@ -119,7 +119,7 @@ def test_totals_of_both_allocators_are_summed_by_device(tmp_path: Path) -> None:
     framework.memory(10, 1, 8, totals=(1, 2, 3), stream=0, device=0)
     framework.memory(20, 2, 8, totals=(4, 5, 6), stream=9, device=1)
     path = framework.write(tmp_path) / "FRAMEWORK" / "torch.memory_usage"
-    records = recording.read_memory(path, lambda raw: raw + EPOCH, None, sink)
+    records = recording.read_memory(path, lambda raw: raw + EPOCH, sink, device=None)
     rows = cann_rows(
         sink, (5, "allocate", 1, 100, 1), (10, "allocate", 2, 200, 0), (30, "release", 1, 50, 1)
     )

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays import nesting
-from unified_prof.arrays.grouping import Bools, Ints, Runs
+from unified_prof.arrays.grouping import Bools, Ints, Runs, last_not_after
 from unified_prof.base.columns import NO_TEXT as NO_TEXT_ID
 from unified_prof.base.columns import NOT_AVAILABLE, Sink, Strings
 from unified_prof.decoders.ascend_pt.folder import DAMAGED, Layout, read_flat, read_records
@@ -148,16 +148,8 @@ class Operators:
     def begun(self, tid: Ints, at_ns: Ints, chosen: Bools | None = None) -> Ints:
         """Return the last (`chosen`) operator that started on a thread by each time, or NONE."""
         rows = np.arange(len(self)) if chosen is None else np.flatnonzero(chosen)
-        tids, starts = self.tid[rows], self.start_ns[rows]
-        found = np.full(len(tid), NONE, np.int64)
-        # The operators of a thread are consecutive, ascending by start.
-        for thread in np.unique(tid).tolist():
-            low, high = np.searchsorted(tids, [thread, thread + 1]).tolist()
-            of_thread = np.flatnonzero(tid == thread)
-            slot = np.searchsorted(starts[low:high], at_ns[of_thread], "right") - 1
-            there = slot >= 0
-            found[of_thread[there]] = rows[low + slot[there]]
-        return found
+        last = last_not_after(self.tid[rows], self.start_ns[rows], tid, at_ns)
+        return np.append(rows, NONE)[last]
 
     def not_ended(self, operator: Ints, at_ns: Ints) -> Ints:
         """Return each operator, or its nearest ancestor, that ends at or after a time."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from unified_prof.arrays import grouping
 from unified_prof.arrays.grouping import Bools, Ints, Runs
-from unified_prof.base.columns import API_NAMES, API_OPERATION, API_PYTHON, API_QUEUE, Column, Sink
+from unified_prof.base.columns import API_NAMES, API_OPERATION, API_PYTHON, API_QUEUE, Sink
 from unified_prof.decoders.ascend_pt.folder import DAMAGED, Layout, read_records
 from unified_prof.decoders.ascend_pt.operators import (
     MARK,
@@ -187,12 +187,8 @@ def launch_connections(
     enqueue; other launches have no operator. Without a queue, a launch belongs to the operator that
     encloses it.
     """
-    tid, start, end, connection = _of_process(launches, pid)
-    if queue.is_used:
-        tid, start, end, connection = _enqueued(queue, tid, start, end, connection)
-    operator = operators.around(tid, start, end)
-    known = operator != NONE
-    return operator[known], connection[known]
+    calls = _of_process(launches, pid)
+    return _around(operators, *(_enqueued(queue, *calls) if queue.is_used else calls))
 
 
 def mark_connections(
@@ -204,22 +200,31 @@ def mark_connections(
     """
     if not queue.is_used:
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
-    tid, start, end, connection = _enqueued(queue, *_of_process(marks, pid))
     chosen = operators.match(lambda name: name.startswith(MARK))
-    operator = operators.around(tid, start, end, chosen)
+    return _around(operators, *_enqueued(queue, *_of_process(marks, pid)), chosen)
+
+
+def _around(
+    operators: Operators,
+    tid: Ints,
+    start_ns: Ints,
+    end_ns: Ints,
+    connection: Ints,
+    chosen: Bools | None = None,
+) -> tuple[Ints, Ints]:
+    """Return pairs of the innermost (`chosen`) operator around a call, and its connection."""
+    operator = operators.around(tid, start_ns, end_ns, chosen)
     known = operator != NONE
     return operator[known], connection[known]
 
 
 def _of_process(calls: dict[str, Ints], pid: int | None) -> tuple[Ints, Ints, Ints, Ints]:
     """Return thread, start, end and connection of the calls of a process (None: all processes)."""
-    start, end = calls["startNs"], calls["endNs"]
-    connection = calls["connectionId"]
-    tid = calls["globalTid"] & _THREAD_BITS
     if pid is not None:
         of_pid = (calls["globalTid"] >> 32) & _THREAD_BITS == pid & _THREAD_BITS
-        start, end, connection, tid = start[of_pid], end[of_pid], connection[of_pid], tid[of_pid]
-    return tid, start, end, connection
+        calls = {name: values[of_pid] for name, values in calls.items()}
+    tid = calls["globalTid"] & _THREAD_BITS
+    return tid, calls["startNs"], calls["endNs"], calls["connectionId"]
 
 
 def _enqueued(
@@ -251,16 +256,8 @@ def dequeue_around(dequeues: Intervals, tid: Ints, start_ns: Ints, end_ns: Ints)
 def dequeue_begun(dequeues: Intervals, tid: Ints, at_ns: Ints) -> Ints:
     """Return the last dequeue on a thread that started at or before each time, or NONE."""
     order = np.lexsort((dequeues.start_ns, dequeues.tid))
-    threads, starts = dequeues.tid[order], dequeues.start_ns[order]
-    found = np.full(len(tid), NONE, np.int64)
-    for thread in np.unique(tid).tolist():
-        low = int(np.searchsorted(threads, thread, "left"))
-        high = int(np.searchsorted(threads, thread, "right"))
-        of_thread = np.flatnonzero(tid == thread)
-        slot = np.searchsorted(starts[low:high], at_ns[of_thread], "right") - 1
-        there = slot >= 0
-        found[of_thread[there]] = order[low + slot[there]]
-    return found
+    last = grouping.last_not_after(dequeues.tid[order], dequeues.start_ns[order], tid, at_ns)
+    return np.append(order, NONE)[last]
 
 
 def enqueue_of(queue: Queue, dequeue: Ints) -> Ints:
@@ -312,13 +309,15 @@ def write_operators(
                 "startNs": operators.start_ns[part],
                 "endNs": operators.end_ns[part],
                 "globalTid": _threads(pid, operators.tid[part]),
-                "connectionId": _null_where(connection[part] == NONE, connection[part]),
+                "connectionId": np.ma.masked_equal(connection[part], NONE),
                 "name": names[part],
                 "sequenceNumber": operators.sequence[part],
                 "fwdThreadId": operators.forward_tid[part],
                 "inputDtypes": types[part],
                 "inputShapes": shapes[part],
-                "callchainId": _null_where(operators.stack[part] == NO_TEXT, operators.stack[part]),
+                "callchainId": np.ma.MaskedArray(
+                    operators.stack[part], operators.stack[part] == NO_TEXT
+                ),
                 "type": API_OPERATION,
             },
         )
@@ -337,7 +336,9 @@ def write_queue(queue: Queue, pid: int, first_id: int, sink: Sink) -> None:
         )
         for side in ("Dequeue", "Enqueue")
     )
-    partner = _partners(queue)
+    # The last dequeue with the same correlation id.
+    distinct, last = _last_by_number(queue.dequeues.correlation, np.arange(len(queue.dequeues)))
+    partner = np.append(last, NONE)[grouping.find(distinct, queue.enqueues.correlation)]
     names = np.full(len(queue.enqueues), plain, np.int64)
     has = partner != NONE
     names[has] = enqueue_names[queue.dequeues.name[partner[has]]]
@@ -398,16 +399,6 @@ def write_steps(operators: Operators, sink: Sink) -> None:
         )
 
 
-def _partners(queue: Queue) -> Ints:
-    """Return for each enqueue the last dequeue with the same correlation id, or NONE."""
-    distinct, last = np.unique(queue.dequeues.correlation[::-1], return_index=True)
-    rows = len(queue.dequeues) - 1 - last
-    if not len(distinct):
-        return np.full(len(queue.enqueues), NONE, np.int64)
-    place = np.minimum(np.searchsorted(distinct, queue.enqueues.correlation), len(distinct) - 1)
-    return np.where(distinct[place] == queue.enqueues.correlation, rows[place], NONE)
-
-
 def write_queue_side(side: Intervals, names: Ints, pid: int, first_id: int, sink: Sink) -> None:
     """Write enqueues or dequeues with connection ids from `first_id` on."""
     if not len(side):
@@ -454,10 +445,6 @@ def _optional(
     texts: Texts, numbers: Ints, sink: Sink
 ) -> np.ma.MaskedArray[tuple[int], np.dtype[np.int64]]:
     return np.ma.MaskedArray(string_ids(sink.strings, texts, numbers), numbers == NO_TEXT)
-
-
-def _null_where(absent: Bools, values: Ints) -> Column:
-    return np.ma.MaskedArray(values, absent)
 
 
 def _threads(pid: int | Ints, tid: Ints) -> Ints:

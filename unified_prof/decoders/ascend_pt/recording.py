@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Literal, TypeVar
 
 import numpy as np
 
-from unified_prof.arrays.grouping import Bools, Ints, Runs
+from unified_prof.arrays.grouping import Ints, Runs, last_not_after
 from unified_prof.base import coverage
 from unified_prof.base.columns import FIRST_MARK_CONNECTION, Column, Sink, Stage, Strings
 from unified_prof.decoders.ascend_pt import folder as files
@@ -39,6 +40,7 @@ from unified_prof.decoders.ascend_pt.queue import Queue, dequeue_begun, enqueue_
 from unified_prof.decoders.prof.coverage import report_coverage, write_coverage
 from unified_prof.decoders.prof.directory import ProfDirectory
 from unified_prof.decoders.prof.recording import decode_recording
+from unified_prof.decoders.spool import Rows, row_type
 from unified_prof.errors import RawFormatError
 
 _TOTALS = [
@@ -61,58 +63,42 @@ _WORKSPACE = 1
 _MALLOC, _FREE, _BLOCK_FREE = 0, 1, 2
 _INNER = 0
 _RELEASE = "release"
-_COLUMNS = (
-    "ptr time size allocated reserved active stream device component kind allocator tid pid"
-).split()
 _NOT_CANDIDATES = ("empty_tensor", "malloc_workspace")
 _REAL = ("aten", "npu")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Records:
-    """Records of PyTorch's device allocators, sorted by time."""
-
-    columns: dict[str, Ints]
-
-    def __len__(self) -> int:
-        return len(self.columns["time"])
-
-    def __getitem__(self, name: str) -> Ints:
-        return self.columns[name]
-
-    def take(self, rows: Bools | Ints) -> Records:
-        """Return the records at the given rows."""
-        return Records({name: values[rows] for name, values in self.columns.items()})
+_RECORD = row_type(
+    "ptr i8, time i8, size i8, allocated i8, reserved i8, active i8, stream i8, device i8,"
+    " component i8, kind i8, allocator i8, tid i8, pid i8"
+)
 
 
-def read_memory(path: Path | None, clock: Clock, device: int | None, sink: Sink) -> Records:
-    """Read the allocator records; return no records if the file is missing.
+def read_memory(path: Path | None, clock: Clock, sink: Sink, *, device: int | None) -> Rows:
+    """Read the records of PyTorch's device allocators, sorted by time; none without a file.
 
     If only one device was recorded, `device` replaces PyTorch's number.
 
     Raises:
         RawFormatError: the file cannot be read.
     """
-    parts: dict[str, list[Ints]] = {name: [] for name in _COLUMNS}
+    parts = [np.zeros(0, _RECORD)]
     for batch in () if path is None else read_records(path, _KIND, _LAYOUTS, (), sink):
         on_npu = batch.fixed[batch.fixed["device_type"] == _NPU]
-        for name in _COLUMNS:
-            values = np.zeros(len(on_npu), np.int64)
-            if name in (on_npu.dtype.names or ()):
-                values = on_npu[name].astype(np.int64)
-            parts[name].append(values)
-    columns = {name: np.concatenate([_NO_ROWS, *values]) for name, values in parts.items()}
-    columns["time"] = clock(columns["time"])
+        rows = np.zeros(len(on_npu), _RECORD)
+        for name in {*(_RECORD.names or ())} & {*(on_npu.dtype.names or ())}:
+            rows[name] = on_npu[name]
+        parts.append(rows)
+    records = np.concatenate(parts)
+    records["time"] = clock(records["time"])
     if device is not None:
-        columns["device"][:] = device
-    records = Records(columns)
-    return records.take(np.argsort(records["time"], kind="stable"))
+        records["device"] = device
+    return records[np.argsort(records["time"], kind="stable")]
 
 
-def write_totals(records: Records, allocations: dict[str, Ints], sink: Sink) -> None:
+def write_totals(records: Rows, allocations: dict[str, Ints], sink: Sink) -> None:
     """Write MEMORY_RECORD: the totals of each allocator and of both together, after each change."""
-    pytorch = records.take(records["component"] != _WORKSPACE)
-    workspace = records.take(records["component"] == _WORKSPACE)
+    pytorch = records[records["component"] != _WORKSPACE]
+    workspace = records[records["component"] == _WORKSPACE]
     by_time = np.argsort(allocations["timestampNs"], kind="stable")
     cann = {name: values[by_time] for name, values in allocations.items()}
     time, device = cann["timestampNs"], cann["deviceId"]
@@ -158,7 +144,7 @@ def write_totals(records: Records, allocations: dict[str, Ints], sink: Sink) -> 
     )
 
 
-def _write_totals(sink: Sink, component: str, records: Records, **other: Column) -> None:
+def _write_totals(sink: Sink, component: str, records: Rows, **other: Column) -> None:
     if not len(records):
         return
     names = ("allocated", "reserved", "active", "stream")
@@ -181,45 +167,44 @@ def _with(values: Ints, others: Ints, place: Ints) -> Ints:
     return np.asarray(values + np.append(others, 0)[place])
 
 
-def _last_before(time: Ints, device: Ints, at_ns: Ints, at_device: Ints, side: str) -> Ints:
+def _last_before(
+    time: Ints, device: Ints, at_ns: Ints, at_device: Ints, side: Literal["left", "right"]
+) -> Ints:
     """Return for each of `at_ns` the index of the last earlier `time` on the same device, or NONE.
 
     `time` is ascending. Equal times count as earlier if `side` is `right`, not if it is `left`.
     """
-    found = np.full(len(at_ns), NONE, np.int64)
-    for number in np.unique(device).tolist():
-        rows, chosen = np.flatnonzero(device == number), np.flatnonzero(at_device == number)
-        slot = np.searchsorted(time[rows], at_ns[chosen], side) - 1  # type: ignore[call-overload]
-        found[chosen] = np.where(slot >= 0, rows[slot], NONE)
-    return found
+    order = np.argsort(device, kind="stable")
+    last = last_not_after(device[order], time[order], at_device, at_ns, side)
+    return np.append(order, NONE)[last]
 
 
 def write_allocations(
-    records: Records, operators: Operators, names: Ints, queue: Queue, sink: Sink
+    records: Rows, operators: Operators, names: Ints, queue: Queue, sink: Sink
 ) -> None:
     """Write the rows of OP_MEMORY for PyTorch: allocations paired with their releases.
 
     `names` are the string ids of the names of the operators. With the task queue, the operators for
     launching threads are found.
     """
-    records = records.take(records["allocator"] == _INNER)
+    records = records[records["allocator"] == _INNER]
     odd = records["kind"] > _BLOCK_FREE
     if odd.any():
         sink.anomaly(DAMAGED, int(odd.sum()), "a memory record that is neither malloc nor free")
-        records = records.take(~odd)
+        records = records[~odd]
     if not len(operators) or not len(records):
         if len(records):
             detail = "operators not recorded: allocations are missing in OP_MEMORY"
             sink.anomaly("memory_without_operators", len(records), detail)
         return
-    records = records.take(np.lexsort((records["time"], records["ptr"], records["pid"])))
+    records = records[np.lexsort((records["time"], records["ptr"], records["pid"]))]
     first, free, block_free, unused = _groups(records)
     if unused:
         detail = "a free without an allocation, or a repeated free"
         sink.anomaly("unmatched_free", unused, detail)
     order = np.argsort(records["time"][first], kind="stable")
     first, free, block_free = first[order], free[order], block_free[order]
-    by = _allocating(records.take(first), operators, queue)
+    by = _allocating(records[first], operators, queue)
     released = np.where(free != NONE, free, block_free)
     time = records["time"]
 
@@ -248,7 +233,7 @@ def write_allocations(
     )
 
 
-def _groups(records: Records) -> tuple[Ints, Ints, Ints, int]:
+def _groups(records: Rows) -> tuple[Ints, Ints, Ints, int]:
     """Return for each malloc its free and block free (or NONE), and the number of unmatched frees.
 
     The records are sorted by process, address and time. A free or block free belongs to the
@@ -278,7 +263,7 @@ def _groups(records: Records) -> tuple[Ints, Ints, Ints, int]:
     return start, free, block_free, unused
 
 
-def _allocating(mallocs: Records, operators: Operators, queue: Queue) -> Ints:
+def _allocating(mallocs: Rows, operators: Operators, queue: Queue) -> Ints:
     """Return the operator that made each allocation, or NONE."""
     time, tid = mallocs["time"], mallocs["tid"]
     candidates = operators.match(lambda name: name not in _NOT_CANDIDATES)
@@ -485,6 +470,9 @@ def _decode_prof(folder: AscendFolder, sink: Sink, stage: Stage) -> ProfDirector
     return prof
 
 
+Part = TypeVar("Part")
+
+
 class _Framework:
     """Decodes FRAMEWORK/."""
 
@@ -502,13 +490,9 @@ class _Framework:
         sink, stage = self._sink, self._stage
         with stage("operators of PyTorch"):
             operators = self._part(files.OPERATORS, Operators.read)
-            if operators is None:
-                operators = Operators.read(None, self._times, sink)
             self.operators = len(operators)
             names = string_ids(sink.strings, operators.names, operators.name)
             queue = self._part(files.MARKS, Queue.read)
-            if queue is None:
-                queue = Queue.read(None, self._times, sink)
         # As in torch_npu, all rows have the process id of the first operator.
         pids = (part.pid for part in (operators, queue.enqueues, queue.dequeues))
         pid = next((number for number in pids if number is not None), 0)
@@ -529,40 +513,33 @@ class _Framework:
             self._part(files.CALLS, self._write_frames)
             self._part(files.COLLECTIONS, self._write_collections)
 
-    def _part(self, name: str, read: Callable[[Path, Any, Sink], Any]) -> Any:
+    def _part(self, name: str, read: Callable[[Path | None, Clock, Sink], Part]) -> Part:
+        """Read a file of FRAMEWORK/; without it, or if it cannot be read, as if it were missing."""
         path = self._folder.file(name)
-        if path is None:
-            return None
         try:
             return read(path, self._times, self._sink)
         except RawFormatError as err:
             self._sink.anomaly("undecoded_part", 1, f"{files.FRAMEWORK}: {err}")
-            return None
+            return read(None, self._times, self._sink)
 
     def _times(self, raw: Ints) -> Ints:
         return epoch_ns(raw, self._clock)
 
     def _write_memory(self, operators: Operators, names: Ints, queue: Queue) -> None:
         sink = self._sink
-
-        def read(path: Path, clock: Any, to: Sink) -> Records:
-            return read_memory(path, clock, self._device, to)
-
-        records = self._part(files.MEMORY, read)
-        if records is None:
-            records = read_memory(None, self._times, self._device, sink)
+        records = self._part(files.MEMORY, partial(read_memory, device=self._device))
         allocations = sink.allocations()
         write_totals(records, allocations, sink)
         write_allocations(records, operators, names, queue, sink)
         write_cann_allocations(allocations, sink)
 
-    def _write_frames(self, path: Path, clock: Any, sink: Sink) -> bool:
-        calls = read_frames(path, self._folder.file(files.CALL_NAMES), clock, sink)
-        links.write_frames(calls, sink)
-        return True
+    def _write_frames(self, path: Path | None, clock: Clock, sink: Sink) -> None:
+        names = None if path is None else self._folder.file(files.CALL_NAMES)
+        links.write_frames(read_frames(path, names, clock, sink), sink)
 
-    def _write_collections(self, path: Path, clock: Any, sink: Sink) -> bool:
+    def _write_collections(self, path: Path | None, clock: Clock, sink: Sink) -> None:
+        if path is None:
+            return
         records = read_flat(path, _COLLECTION, sink)
         start_ns, end_ns = clock(records["start"]), clock(records["end"])
         links.write_collections(start_ns, end_ns, records["pid"].astype(np.int64), sink)
-        return True

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
@@ -37,7 +38,8 @@ class Collectives:
     def __init__(self, texts: Names, enums: Enums) -> None:
         self._texts, self._enums = texts, enums
         self._collectives = Columns(
-            "start end device connection name group lane relay retry type algorithm count ranks"
+            "startNs endNs deviceId connectionId opName groupName lane relay retry dataType algType"
+            " count rankSize"
         )
         self._parts: list[tuple[int, int, int, int, int, Mapping[str, object]]] = []
 
@@ -77,28 +79,14 @@ class Collectives:
         """
         found = self._collectives.arrays()
         names = self._texts.all
-        ids = np.arange(len(found["start"]))
+        ids = np.arange(len(found["startNs"]))
         if len(ids):
-            types = (f"{names[name].partition('__')[0]}_" for name in found["name"].tolist())
-            sink.write(
-                "COMMUNICATION_OP",
-                {
-                    "opName": texts[found["name"]],
-                    "startNs": found["start"],
-                    "endNs": found["end"],
-                    "connectionId": found["connection"],
-                    "groupName": texts[found["group"]],
-                    "opId": ids,
-                    "relay": found["relay"],
-                    "retry": found["retry"],
-                    "dataType": found["type"],
-                    "algType": texts[found["algorithm"]],
-                    "count": found["count"],
-                    "opType": sink.strings.intern_all(types),
-                    "deviceId": found["device"],
-                    "rankSize": found["ranks"],
-                },
-            )
+            types = (f"{names[name].partition('__')[0]}_" for name in found["opName"].tolist())
+            columns = {name: values for name, values in found.items() if name != "lane"}
+            for name in ("opName", "groupName", "algType"):
+                columns[name] = texts[found[name]]
+            op_types = sink.strings.intern_all(types)
+            sink.write("COMMUNICATION_OP", {**columns, "opId": ids, "opType": op_types})
         if self._parts:
             _Parts(self._parts, found, names, tasks, self._enums).write(extra, sink)
 
@@ -117,14 +105,14 @@ class _Parts:
         self._parts = sorted(parts, key=lambda part: part[:5])
         self._collectives, self._names, self._enums = collectives, names, enums
         self._slices: dict[tuple[int, int, int, int], int] = {}
-        keys = (tasks[name].tolist() for name in ("device", "stream", "task", "start"))
+        keys = (tasks[name].tolist() for name in ("deviceId", "streamId", "taskId", "startNs"))
         for row, key in enumerate(zip(*keys, strict=True)):
             self._slices.setdefault(key, row)
         self._running: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
-        for row in np.argsort(collectives["start"], kind="stable").tolist():
-            lane = int(collectives["device"][row]), int(collectives["lane"][row])
+        for row in np.argsort(collectives["startNs"], kind="stable").tolist():
+            lane = int(collectives["deviceId"][row]), int(collectives["lane"][row])
             starts, rows = self._running.setdefault(lane, ([], []))
-            starts.append(int(collectives["start"][row]))
+            starts.append(int(collectives["startNs"][row]))
             rows.append(row)
         self._lanes: dict[int, list[int]] = {}
         for device, lane_tid in sorted(self._running):
@@ -151,7 +139,7 @@ class _Parts:
                         "startNs": start,
                         "endNs": end,
                         "deviceId": device,
-                        "connectionId": int(self._collectives["connection"][op]),
+                        "connectionId": int(self._collectives["connectionId"][op]),
                         "globalTaskId": place,
                         "globalPid": None,
                         "taskType": sink.strings.intern(str(args.get("task type"))),
@@ -181,11 +169,11 @@ class _Parts:
         bandwidth = args.get("bandwidth(GB/s)")
         transport = str(args.get("transport type"))
         return {
-            "name": strings.intern(self._names[self._collectives["name"][op]]),
+            "name": strings.intern(self._names[self._collectives["opName"][op]]),
             "globalTaskId": place,
             "taskType": strings.intern(str(args.get("task type", NOT_AVAILABLE))),
             "planeId": plane,
-            "groupName": strings.intern(self._names[self._collectives["group"][op]]),
+            "groupName": strings.intern(self._names[self._collectives["groupName"][op]]),
             "notifyId": number(args.get("notify_id"), -1),
             # The export does not contain the kind of RDMA tasks.
             "rdmaType": TYPE_NOT_AVAILABLE if transport == _RDMA else TYPE_INVALID,
@@ -207,7 +195,7 @@ class _Parts:
             return None
         starts, rows = self._running[device, lanes[place]]
         at = bisect_right(starts, start) - 1
-        if at < 0 or int(self._collectives["end"][rows[at]]) < start:
+        if at < 0 or int(self._collectives["endNs"][rows[at]]) < start:
             return None
         return rows[at]
 
@@ -221,6 +209,7 @@ KERNELS = {
     "MIX_AIV": "KERNEL_MIX_AIV",
 }
 _TYPE = re.compile(r"[A-Z0-9_]+")
+_UNWRITTEN = ("name", "is_kernel", "size", "memcpyOperation")  # Fields that TASK does not have.
 
 
 class Tasks:
@@ -229,8 +218,8 @@ class Tasks:
     def __init__(self, texts: Names, enums: Enums) -> None:
         self._texts, self._enums = texts, enums
         self._tasks = Columns(
-            "start end device connection process type context stream task model name is_kernel size"
-            " direction"
+            "startNs endNs deviceId connectionId globalPid taskType contextId streamId taskId"
+            " modelId name is_kernel size memcpyOperation"
         )
 
     def arrays(self) -> dict[str, Ints]:
@@ -270,24 +259,11 @@ class Tasks:
     def write(self, texts: Ints, sink: Sink) -> None:
         """Write the tables; `texts` are string ids by text index."""
         tasks = self.arrays()
-        ids = np.arange(len(tasks["start"]))
+        ids = np.arange(len(tasks["startNs"]))
         if len(ids):
-            sink.write(
-                "TASK",
-                {
-                    "startNs": tasks["start"],
-                    "endNs": tasks["end"],
-                    "deviceId": tasks["device"],
-                    "connectionId": tasks["connection"],
-                    "globalTaskId": ids,
-                    "globalPid": tasks["process"],
-                    "taskType": texts[tasks["type"]],
-                    "contextId": tasks["context"],
-                    "streamId": tasks["stream"],
-                    "taskId": tasks["task"],
-                    "modelId": tasks["model"],
-                },
-            )
+            columns = {name: values for name, values in tasks.items() if name not in _UNWRITTEN}
+            columns |= {"globalTaskId": ids, "taskType": texts[tasks["taskType"]]}
+            sink.write("TASK", columns)
         copies = np.flatnonzero(tasks["size"] >= 0)
         if len(copies):
             sink.write(
@@ -295,7 +271,7 @@ class Tasks:
                 {
                     "globalTaskId": ids[copies],
                     "size": tasks["size"][copies],
-                    "memcpyOperation": tasks["direction"][copies],
+                    "memcpyOperation": tasks["memcpyOperation"][copies],
                 },
             )
 
@@ -332,7 +308,7 @@ def write_operators(
     `tasks` are the columns of `Tasks`, `names` the strings that they refer to.
     """
     waiting: dict[tuple[int, str], list[int]] = {}
-    for row, start in enumerate(tasks["start"].tolist()):
+    for row, start in enumerate(tasks["startNs"].tolist()):
         key = (start, names[tasks["name"][row]])
         waiting.setdefault(key, []).append(row)
     described: list[tuple[int, dict[str, str]]] = []
@@ -374,7 +350,7 @@ def _write_details(
         return
     intern = sink.strings.intern_all
     cores = {kind: core for core, kind in KERNELS.items()}
-    shown = [names[tasks["type"][row]] for row, _ in described]
+    shown = [names[tasks["taskType"][row]] for row, _ in described]
     sink.write(
         "COMPUTE_TASK_INFO",
         {
@@ -395,46 +371,25 @@ def _write_details(
             },
         },
     )
-    counters = _Counters()
-    for row, cells in described:
-        counters.add(row, cells)
-    counters.write(sink)
+    counters = [
+        (row, name, value) for row, cells in described for name, value in _counters_of(cells)
+    ]
+    if counters:
+        rows, titles, values = zip(*counters, strict=True)
+        sink.write("TASK_PMU_INFO", {"globalTaskId": rows, "name": intern(titles), "value": values})
 
 
-class _Counters:
-    """AI core counters, which are the last columns of kernel_details.csv."""
-
-    def __init__(self) -> None:
-        self._names = Names()
-        self._task: list[int] = []
-        self._name: list[int] = []
-        self._value: list[float] = []
-
-    def add(self, task: int, cells: Mapping[str, str]) -> None:
-        """Add the counters of one kernel; cells that are not numbers are skipped."""
-        is_counter = False
-        for title, cell in cells.items():
-            if not is_counter or title in _NOT_ATTRIBUTED:
-                is_counter = is_counter or title == _AFTER
-                continue
-            try:
-                value = float(cell)
-            except ValueError:
-                continue
-            name = _TOTAL_TIMES.get(title, title)
-            if title.endswith(_IN_US):
-                value, name = value * 1000, name.removesuffix("(us)")
-            self._task.append(task)
-            self._name.append(self._names[name])
-            self._value.append(value)
-
-    def write(self, sink: Sink) -> None:
-        """Write TASK_PMU_INFO."""
-        if self._task:
-            names = sink.strings.intern_all(self._names.all)[self._name]
-            sink.write(
-                "TASK_PMU_INFO", {"globalTaskId": self._task, "name": names, "value": self._value}
-            )
+def _counters_of(cells: Mapping[str, str]) -> Iterator[tuple[str, float]]:
+    """Yield the AI core counters of a kernel, in the last columns; other texts are skipped."""
+    is_counter = False
+    for title, cell in cells.items():
+        if is_counter and title not in _NOT_ATTRIBUTED:
+            with suppress(ValueError):
+                value, name = float(cell), _TOTAL_TIMES.get(title, title)
+                if title.endswith(_IN_US):
+                    value, name = value * 1000, name.removesuffix("(us)")
+                yield name, value
+        is_counter = is_counter or title == _AFTER
 
 
 def _slice_in_stream(
@@ -442,7 +397,7 @@ def _slice_in_stream(
 ) -> int | None:
     """Return the slice of a kernel; if several have the same start, the one on its stream."""
     stream = number(row.get("Stream ID"), -1)
-    in_stream = (place for place in places if int(tasks["stream"][place]) == stream)
+    in_stream = (place for place in places if int(tasks["streamId"][place]) == stream)
     return next(in_stream, places[0] if places else None)
 
 
@@ -461,12 +416,12 @@ class Device:
         self._texts = Names()
         self.tasks = Tasks(self._texts, enums)
         self.collectives = Collectives(self._texts, enums)
-        self._overlap = Columns("device start end type")
+        self._overlap = Columns("deviceId startNs endNs type")
 
     @property
     def devices(self) -> list[int]:
         """Device numbers with tasks or overlap intervals."""
-        found = [self.tasks.arrays()["device"], self._overlap.arrays()["device"]]
+        found = [self.tasks.arrays()["deviceId"], self._overlap.arrays()["deviceId"]]
         return [int(device) for device in np.unique(np.concatenate(found))]
 
     def take_overlap(self, event: Event, start: int, end: int, layer: Layer) -> bool:
@@ -480,24 +435,12 @@ class Device:
     def write(self, kernels: Path | None, sink: Sink) -> int:
         """Write all tables of devices; return the number of tasks."""
         tasks = self.tasks.arrays()
-        extra = count(len(tasks["start"]))
+        extra = count(len(tasks["startNs"]))
         texts = np.array(sink.strings.intern_all(self._texts.all), np.int64)
         self.tasks.write(texts, sink)
         write_operators(kernels, tasks, self._texts.all, sink)
         self.collectives.write(tasks, texts, extra, sink)
-        self._write_overlap(sink)
-        return next(extra)
-
-    def _write_overlap(self, sink: Sink) -> None:
         overlap = self._overlap.arrays()
-        if len(overlap["start"]):
-            sink.write(
-                "OVERLAP_ANALYSIS",
-                {
-                    "id": np.arange(len(overlap["start"])),
-                    "deviceId": overlap["device"],
-                    "startNs": overlap["start"],
-                    "endNs": overlap["end"],
-                    "type": overlap["type"],
-                },
-            )
+        if count_overlap := len(overlap["startNs"]):
+            sink.write("OVERLAP_ANALYSIS", {"id": np.arange(count_overlap), **overlap})
+        return next(extra)

@@ -113,7 +113,7 @@ class Host:
         self._queue = Columns("side start end tid correlation name")
         self._frames = Columns("start end tid pid name")
         self._collections = Columns("start end tid")
-        self._calls = Columns("start end type tid name connection")
+        self._calls = Columns("startNs endNs type globalTid name connectionId")
 
     def take_python(self, event: Event, start: int, end: int, process: int) -> bool:
         """Add a range of PyTorch; return False for other events.
@@ -220,17 +220,15 @@ class Host:
     def _write_calls(self, process: int, texts: list[str], sink: Sink) -> dict[str, Ints]:
         """Write CANN_API; return the launches in it."""
         columns = self._calls.arrays()
-        connection = _distinct(columns["connection"], sink)
-        tid = (process << 32) | columns["tid"]
         names = sink.strings.intern_all(texts[index] for index in columns["name"].tolist())
         rows = {
-            "startNs": columns["start"],
-            "endNs": columns["end"],
-            "globalTid": tid,
-            "connectionId": connection,
+            **columns,
+            "name": names,
+            "connectionId": _distinct(columns["connectionId"], sink),
+            "globalTid": (process << 32) | columns["globalTid"],
         }
         if len(names):
-            sink.write("CANN_API", {**rows, "type": columns["type"], "name": names})
+            sink.write("CANN_API", rows)
         launch = (columns["type"] == _LEVELS["Node"]) & (names == sink.strings.intern(_LAUNCH))
         return {name: values[launch] for name, values in rows.items()}
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from unified_prof.arrays.grouping import Ints
+from unified_prof.arrays.grouping import NOWHERE, Ints, last_not_after
 from unified_prof.base.columns import MISSING, NO_CATEGORY, NOT_AVAILABLE, Cells, Tables, ints
 from unified_prof.decoders.gpu import rows as r
 from unified_prof.decoders.gpu.host_tables import RANGE_EVENT, write_annotations
@@ -179,16 +179,9 @@ class NcclCalls:
 
     def collectives_at(self, threads: Ints, starts: Ints) -> Ints:
         """Return the collective that encloses each time on a thread, MISSING if there is none."""
-        found = np.full(len(threads), MISSING)
-        for thread in np.unique(threads).tolist() if len(self._threads) else ():
-            first, end = np.searchsorted(self._threads, [thread, thread + 1])
-            if first == end:
-                continue
-            rows = np.flatnonzero(threads == thread)
-            at = np.searchsorted(self._starts[first:end], starts[rows], "right") - 1 + first
-            inside = (at >= first) & (starts[rows] <= self._ends[np.maximum(at, first)])
-            found[rows[inside]] = self._numbers[at[inside]]
-        return found
+        at = last_not_after(self._threads, self._starts, threads, starts)
+        inside = (at != NOWHERE) & (starts <= np.append(self._ends, 0)[at])
+        return np.where(inside, np.append(self._numbers, MISSING)[at], MISSING)
 
     def _read(self) -> None:
         existing = self._fields.tables.columns(RANGES)
