@@ -139,16 +139,13 @@ def _read_host_records(host: HostDirectory, sink: Sink) -> _HostRecords:
     for kind, found in (("ccu_group_info", result.groups), (_WAIT_KIND, result.waits)):
         for records in host_records(host, "additional", kind, sink):
             used = (records["channels"] != _NO_CHANNEL) & (records["remote_ranks"] != NO_RANK)
-            for record in records[used.any(axis=1)]:
+            rows = used.any(axis=1)
+            for record, used_here in zip(records[rows], used[rows], strict=True):
                 key = (int(record["stream_id"]), int(record["task_id"]), int(record["instruction"]))
                 found.setdefault(key, record.copy())
                 if kind == _WAIT_KIND:
-                    used_here = (record["channels"] != _NO_CHANNEL) & (
-                        record["remote_ranks"] != NO_RANK
-                    )
-                    result.channels.setdefault(key, []).extend(
-                        record["channels"][used_here].tolist()
-                    )
+                    channels = record["channels"][used_here].tolist()
+                    result.channels.setdefault(key, []).extend(channels)
     return result
 
 
@@ -230,12 +227,8 @@ _DPU_BATCH_ROWS = 1 << 14
 class _DpuTask:
     """One row of DPU_TASK; times in ticks of the host counter."""
 
+    record: Any  # Record of the host with thread, stream, task, and times.
     device_id: int
-    thread_id: int
-    start: int
-    end: int
-    stream_id: int
-    task_id: int
     name: str
     more: tuple[object, ...]  # Additional names and values for the column `args`.
 
@@ -267,16 +260,8 @@ def _dpu_kernels(host: HostDirectory, sink: Sink) -> Iterator[_DpuTask]:
         for record in _on_dpu(records, "device"):
             device, task = int(record["device"]) & _NUMBER_BITS, int(record["task_id"])
             name = launched.get((device, task), 0)
-            yield _DpuTask(
-                device,
-                int(record["thread_id"]),
-                int(record["start"]),
-                int(record["timestamp"]),
-                int(record["stream_id"]),
-                task,
-                host.dictionaries.text(name) if name else NOT_AVAILABLE,
-                ("Task Type", "AI_CPU"),
-            )
+            text = host.dictionaries.text(name) if name else NOT_AVAILABLE
+            yield _DpuTask(record, device, text, ("Task Type", "AI_CPU"))
 
 
 def _on_dpu(records: Rows, field: str) -> Rows:
@@ -289,16 +274,9 @@ def _dpu_collectives(host: HostDirectory, sink: Sink) -> Iterator[_DpuTask]:
         return
     for records in host_records(host, "additional", "dpu_hccl_info", sink):
         for record in records:
-            yield _DpuTask(
-                int(record["dpu"]) & _NUMBER_BITS,
-                int(record["thread_id"]),
-                int(record["start"]),
-                int(record["timestamp"]),
-                int(record["stream_id"]),
-                int(record["task_id"]),
-                host.dictionaries.text(int(record["item"])),
-                _collective_args(record, host),
-            )
+            device, name = int(record["dpu"]) & _NUMBER_BITS, int(record["item"])
+            text = host.dictionaries.text(name)
+            yield _DpuTask(record, device, text, _collective_args(record, host))
 
 
 def _collective_args(record: Any, host: HostDirectory) -> tuple[object, ...]:
@@ -332,31 +310,32 @@ def _write_dpu_tasks(rows: list[_DpuTask], host: HostDirectory, ids: IdCounter, 
     """Write the rows; rows that started before the session are dropped and counted."""
     if not rows:
         return
-    start_ns = host.clocks.host.to_ns(np.array([row.start for row in rows], np.uint64))
-    end_ns = host.clocks.host.to_ns(np.array([row.end for row in rows], np.uint64))
+    times = np.array([(row.record["start"], row.record["timestamp"]) for row in rows], np.uint64)
+    start_ns, end_ns = host.clocks.host.to_ns(times).T
     kept = np.flatnonzero(start_ns >= host.session.start_ns)
     if early := len(rows) - len(kept):
         sink.anomaly("before_session_start", early, "rows of DPU_TASK")
     if not len(kept):
         return
     chosen = [rows[index] for index in kept.tolist()]
+    threads, streams, tasks = (
+        [int(row.record[name]) for row in chosen] for name in ("thread_id", "stream_id", "task_id")
+    )
     args = [
-        ["Thread Id", row.thread_id, "Physic Stream Id", row.stream_id, "Task Id", row.task_id]
-        for row in chosen
+        array_text(["Thread Id", thread, "Physic Stream Id", stream, "Task Id", task, *row.more])
+        for thread, stream, task, row in zip(threads, streams, tasks, chosen, strict=True)
     ]
-    for values, row in zip(args, chosen, strict=True):
-        values += row.more
     sink.write(
         "DPU_TASK",
         {
             "dpuDeviceId": [row.device_id for row in chosen],
-            "globalTid": [row.thread_id for row in chosen],
+            "globalTid": threads,
             "startNs": start_ns[kept],
             "endNs": end_ns[kept],
             "globalTaskId": ids.take(len(chosen)),
-            "streamId": [row.stream_id for row in chosen],
-            "taskId": [row.task_id for row in chosen],
+            "streamId": streams,
+            "taskId": tasks,
             "opName": sink.strings.intern_all(row.name for row in chosen),
-            "args": sink.strings.intern_all(map(array_text, args)),
+            "args": sink.strings.intern_all(args),
         },
     )

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,11 +29,24 @@ _UPTIME = re.compile(r"[\d.]{1,24}\s+[\d.]{1,24}\s*")
 
 
 @dataclass(slots=True)
-class _CpuSample:
+class _Sample:
+    """Counters at one time: jiffies and last CPU of each thread, or bytes of each interface."""
+
     time_ns: int
+    counters: dict[Any, Any] = field(default_factory=dict)
     uptime_s: Fraction | None = None
-    # Thread id -> (jiffies used so far, CPU that last ran the thread).
-    threads: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+
+def _samples(
+    host: HostDirectory, sink: Sink, kind: str, add: Callable[[_Sample, str], bool]
+) -> Iterator[_Sample]:
+    """Yield the samples of a text file; lines for which `add` returns False are damaged."""
+    damaged = 0
+    for time_ns, lines in sampling.timed_blocks(host, sink, kind):
+        sample = _Sample(time_ns)
+        damaged += sum(not add(sample, line) for line in lines)
+        yield sample
+    sampling.count_damaged(sink, host, kind, damaged)
 
 
 def decode_host_cpu(host: HostDirectory, sink: Sink) -> None:
@@ -48,7 +62,7 @@ def decode_host_cpu(host: HostDirectory, sink: Sink) -> None:
         return
     rows: list[tuple[int, int, float]] = []
     above_full = 0
-    for earlier, later in pairwise(_cpu_samples(host, sink)):
+    for earlier, later in pairwise(_samples(host, sink, "host_cpu", _add_cpu)):
         for cpu, percent in sorted(_usage(earlier, later, clock_hz).items()):
             if percent > _FULL_PERCENT:
                 above_full += 1
@@ -69,7 +83,7 @@ def decode_host_cpu(host: HostDirectory, sink: Sink) -> None:
     )
 
 
-def _usage(earlier: _CpuSample, later: _CpuSample, clock_hz: int) -> dict[int, Fraction]:
+def _usage(earlier: _Sample, later: _Sample, clock_hz: int) -> dict[int, Fraction]:
     """Return CPU -> percent."""
     if earlier.uptime_s is None or later.uptime_s is None:
         return {}
@@ -77,30 +91,19 @@ def _usage(earlier: _CpuSample, later: _CpuSample, clock_hz: int) -> dict[int, F
     if interval <= 0:
         return {}
     usage: dict[int, Fraction] = {}
-    for thread, (jiffies, cpu) in later.threads.items():
-        if thread in earlier.threads:
-            used = min(Fraction(max(jiffies - earlier.threads[thread][0], 0)), interval)
+    for thread, (jiffies, cpu) in later.counters.items():
+        if thread in earlier.counters:
+            used = min(Fraction(max(jiffies - earlier.counters[thread][0], 0)), interval)
             usage[cpu] = usage.get(cpu, Fraction(0)) + used / interval * _FULL_PERCENT
     return usage
 
 
-def _cpu_samples(host: HostDirectory, sink: Sink) -> Iterator[_CpuSample]:
-    damaged = 0
-    for time_ns, lines in sampling.timed_blocks(host, sink, "host_cpu"):
-        sample = _CpuSample(time_ns)
-        for line in lines:
-            if _UPTIME.fullmatch(line):
-                uptime = positive_decimal(line.split()[0])
-                damaged += uptime is None
-                sample.uptime_s = None if uptime is None else Fraction(uptime)
-            else:
-                damaged += not _add_thread(sample, line)
-        yield sample
-    sampling.count_damaged(sink, host, "host_cpu", damaged)
-
-
-def _add_thread(sample: _CpuSample, line: str) -> bool:
-    """Add the thread of a stat line; return False if the line is damaged."""
+def _add_cpu(sample: _Sample, line: str) -> bool:
+    """Add the uptime, or the thread of a stat line."""
+    if _UPTIME.fullmatch(line):
+        uptime = positive_decimal(line.split()[0])
+        sample.uptime_s = None if uptime is None else Fraction(uptime)
+        return uptime is not None
     head, parenthesis, tail = line.rpartition(")")  # commands may contain parentheses
     fields = tail.split()
     thread = sampling.integer(head.partition(" ")[0])
@@ -111,7 +114,7 @@ def _add_thread(sample: _CpuSample, line: str) -> bool:
     )
     if user is None or system is None or cpu is None:
         return False
-    sample.threads[thread] = (user + system, cpu)
+    sample.counters[thread] = (user + system, cpu)
     return True
 
 
@@ -218,13 +221,6 @@ _BYTES_PER_MEGABIT = 125_000
 _BYTES_PER_KB = 1024.0
 
 
-@dataclass(slots=True)
-class _NetworkSample:
-    time_ns: int
-    # Interface -> bytes sent and received so far.
-    total_bytes: dict[str, int] = field(default_factory=dict)
-
-
 def decode_host_network(host: HostDirectory, sink: Sink) -> None:
     """Write HOST_NETWORK_USAGE (host_network.data, text): traffic between samples.
 
@@ -237,16 +233,25 @@ def decode_host_network(host: HostDirectory, sink: Sink) -> None:
         name, mbit = card.text("netCardName"), card.integer("speed")
         if name and mbit is not None and mbit > 0:
             speeds_mbit[name] = mbit
-    times: list[int] = []
-    usage: list[float] = []
-    speed: list[float] = []
-    for earlier, later in pairwise(_network_samples(host, sink, speeds_mbit)):
-        times.append(earlier.time_ns)
-        percent, rate = _traffic(earlier, later, speeds_mbit)
-        usage.append(percent)
-        speed.append(rate)
-    if not times:
+
+    def add(sample: _Sample, line: str) -> bool:
+        name, colon, counters = line.partition(":")
+        if not colon:
+            return True  # one of the two heading lines of /proc/net/dev
+        values = sampling.integers(counters)
+        if values is None or len(values) < _NETWORK_FIELDS:
+            return False
+        if name.strip() in speeds_mbit:
+            sample.counters[name.strip()] = values[_RECEIVED_BYTES] + values[_SENT_BYTES]
+        return True
+
+    rows = [
+        (earlier.time_ns, *_traffic(earlier, later, speeds_mbit))
+        for earlier, later in pairwise(_samples(host, sink, "host_network", add))
+    ]
+    if not rows:
         return
+    times, usage, speed = zip(*rows, strict=True)
     sampling.write_samples(
         sink,
         host,
@@ -257,27 +262,8 @@ def decode_host_network(host: HostDirectory, sink: Sink) -> None:
     )
 
 
-def _network_samples(
-    host: HostDirectory, sink: Sink, speeds_mbit: Mapping[str, int]
-) -> Iterator[_NetworkSample]:
-    damaged = 0
-    for time_ns, lines in sampling.timed_blocks(host, sink, "host_network"):
-        sample = _NetworkSample(time_ns)
-        for line in lines:
-            name, colon, counters = line.partition(":")
-            if not colon:
-                continue  # one of the two heading lines of /proc/net/dev
-            values = sampling.integers(counters)
-            if values is None or len(values) < _NETWORK_FIELDS:
-                damaged += 1
-            elif name.strip() in speeds_mbit:
-                sample.total_bytes[name.strip()] = values[_RECEIVED_BYTES] + values[_SENT_BYTES]
-        yield sample
-    sampling.count_damaged(sink, host, "host_network", damaged)
-
-
 def _traffic(
-    earlier: _NetworkSample, later: _NetworkSample, speeds_mbit: Mapping[str, int]
+    earlier: _Sample, later: _Sample, speeds_mbit: Mapping[str, int]
 ) -> tuple[float, float]:
     """Return the usage in percent and the traffic in bytes per second."""
     # The exporter subtracts seconds as float64, so its results have that noise.
@@ -285,8 +271,8 @@ def _traffic(
     total, active, capacity = 0.0, 0, 0
     if seconds <= 0:
         return 0.0, 0.0
-    for name, count in later.total_bytes.items():
-        moved = count - earlier.total_bytes.get(name, count)
+    for name, count in later.counters.items():
+        moved = count - earlier.counters.get(name, count)
         if moved > 0:
             total += moved / _BYTES_PER_KB / seconds * _BYTES_PER_KB
             active += 1
@@ -356,8 +342,7 @@ _US_PER_MS = 1_000
 _US_PER_S = 1_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class _OsCall:
+class _OsCall(NamedTuple):
     name: str
     thread_id: int
     start_us: float
@@ -394,17 +379,17 @@ def _decode_os_calls(
             )
         if not listed:
             continue
-        start_us = np.array([call.start_us for call in listed]) - origin_us
-        end_us = start_us + np.array([call.duration_us for call in listed])
-        thread_id = np.array([call.thread_id for call in listed], np.int64)
+        names, threads, starts_us, durations_us = zip(*listed, strict=True)
+        start_us = np.array(starts_us) - origin_us
+        end_us = start_us + np.array(durations_us)
         sampling.write_samples(
             sink,
             host,
             "OSRT_API",
             _since_1970(host, start_us),
             time_column="startNs",
-            name=sink.strings.intern_all(call.name for call in listed),
-            globalTid=(process_id << 32 | thread_id),
+            name=sink.strings.intern_all(names),
+            globalTid=process_id << 32 | np.array(threads, np.int64),
             endNs=_since_1970(host, end_us),
         )
 

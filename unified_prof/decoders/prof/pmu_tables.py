@@ -97,14 +97,31 @@ def core_kinds(
     wanted = [("ai_core_metrics", "ai_core", "ai_core_num", aic)]
     if aiv or (device.has_hwts_log and device.data.get("aiVectorCore")):
         wanted.append(("aiv_metrics", "aiv", "aiv_num", aiv))
+    info, limit = device.device_info, _COUNTERS_V6 if family == "v6" else _COUNTERS
     kinds: list[CoreKind] = []
     uncounted: list[str] = []
-    for keys in wanted:
-        kind = _core_kind(device, *keys, family, sampled=sampled, uncounted=uncounted)
-        if kind is None or not kind.metrics:
+    for metrics_key, events_key, cores_key, prefix in wanted:
+        set_name = device.sample.text(metrics_key)
+        listed = device.sample.text(f"{events_key}_profiling_events")
+        try:
+            events = pmu_metrics.parse_events(listed, limit)
+        except ValueError:
+            events = ()
+        selection = pmu_metrics.select_metrics(set_name, events, family, sampled=sampled)
+        if not selection.metrics:
             _report_unknown(device, family, sink)
             return ()
-        kinds.append(kind)
+        uncounted += (prefix + name for name in selection.uncounted)
+        kinds.append(
+            CoreKind(
+                prefix=prefix,
+                events=events,
+                metrics=selection.metrics,
+                cores=max(info.integer(cores_key) or 0, 0),
+                frequency_mhz=float(info.decimal("aic_frequency") or 0),
+                rounded=not prefix or set_name.startswith(CUSTOM_PREFIX),
+            )
+        )
     if uncounted:
         missing = f"the events of {', '.join(uncounted)} were not counted"
         detail = f"{device.sample.path}: {missing}"
@@ -129,40 +146,6 @@ def _family(device: DeviceDirectory, *, sampled: bool) -> pmu_metrics.Family:
     if device.has_hwts_log and not sampled:
         return "310P" if device.platform == _310P else "one kind"
     return "one kind" if device.has_one_core_kind else "two kinds"
-
-
-def _core_kind(
-    device: DeviceDirectory,
-    metrics_key: str,
-    events_key: str,
-    cores_key: str,
-    prefix: str,
-    family: pmu_metrics.Family,
-    *,
-    sampled: bool,
-    uncounted: list[str],
-) -> CoreKind | None:
-    """Return one kind of core; None if its list of events cannot be parsed.
-
-    Appends the names of metrics whose events were not counted to `uncounted`.
-    """
-    set_name = device.sample.text(metrics_key)
-    try:
-        listed = device.sample.text(f"{events_key}_profiling_events")
-        events = pmu_metrics.parse_events(listed, _COUNTERS_V6 if family == "v6" else _COUNTERS)
-    except ValueError:
-        return None
-    selection = pmu_metrics.select_metrics(set_name, events, family, sampled=sampled)
-    uncounted += (prefix + name for name in selection.uncounted)
-    info = device.device_info
-    return CoreKind(
-        prefix=prefix,
-        events=events,
-        metrics=selection.metrics,
-        cores=max(info.integer(cores_key) or 0, 0),
-        frequency_mhz=float(info.decimal("aic_frequency") or 0),
-        rounded=not prefix or set_name.startswith(CUSTOM_PREFIX),
-    )
 
 
 _CORE_TYPES = ("AIC", "AIV")
@@ -223,7 +206,14 @@ def _decode_file(
         types = np.full(len(core), core_type)
         if core_type is None:
             types = (core > last_cube_core).astype(np.int64)
-        _add(sums, kinds, rated_mhz, types, core, records)
+        for core_type, core_id in np.unique(np.stack([types, core]), axis=1).T.tolist():
+            chosen = records[(core == core_id) & (types == core_type)]
+            counters = chosen["event_count"].astype(np.float64).sum(axis=0)
+            kind = kinds[min(core_type, len(kinds) - 1)]
+            empty = _Sums(kind, rated_mhz[core_type], np.zeros(len(counters)))
+            total = sums.setdefault((core_type, core_id), empty)
+            total.counters += counters
+            total.cycles += float(chosen["task_cycle"].astype(np.float64).sum())
         exact = records["timestamp"].astype(np.int64)
         known, (before,) = samples.previous(core, exact)
         interval_ns = np.where(known, exact - before, _FIRST_INTERVAL_NS).astype(np.float64)
@@ -261,24 +251,6 @@ def _sample_records(
             yield records[valid]
         if len(ends):
             return
-
-
-def _add(
-    sums: dict[tuple[int, int], _Sums],
-    kinds: tuple[CoreKind, ...],
-    rated_mhz: list[float],
-    types: Ints,
-    core: Ints,
-    records: Rows,
-) -> None:
-    for core_type, core_id in np.unique(np.stack([types, core]), axis=1).T.tolist():
-        rows = (core == core_id) & (types == core_type)
-        counters = records["event_count"][rows].astype(np.float64).sum(axis=0)
-        kind = kinds[min(core_type, len(kinds) - 1)]
-        empty = _Sums(kind, rated_mhz[core_type], np.zeros(len(counters)))
-        total = sums.setdefault((core_type, core_id), empty)
-        total.counters += counters
-        total.cycles += float(records["task_cycle"][rows].astype(np.float64).sum())
 
 
 def _write_summary(device: DeviceDirectory, sink: Sink, sums: dict[tuple[int, int], _Sums]) -> None:
