@@ -201,7 +201,7 @@ def clock_of(prof: ProfDirectory) -> ProfClock:
         records = prof.host.info.records("CPU")
         mhz = _frequency(records[0].text("Frequency") if records else "")
         try:
-            found = directory.find_control(prof.host.path, "host_start.log", required=False)
+            found = directory.find_control(prof.host.path, "host_start.log")
             log = None if found is None else directory.read_start_log(found)
         except RawFormatError:
             log = None

@@ -176,7 +176,7 @@ def _last_before(
     """
     order = np.argsort(device, kind="stable")
     last = last_not_after(device[order], time[order], at_device, at_ns, side)
-    return np.append(order, NONE)[last]
+    return np.asarray(np.append(order, NONE)[last])
 
 
 def write_allocations(

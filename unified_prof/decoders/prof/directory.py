@@ -45,12 +45,9 @@ class Dictionaries:
 
     def text(self, hash_id: int) -> str:
         """Return the string of a hash id; if unknown, the id as a decimal number."""
-        found = self.hashes.get(hash_id)
-        if found is None:
-            if hash_id:
-                self.missing.add(hash_id)
-            return str(hash_id)
-        return found
+        if hash_id and hash_id not in self.hashes:
+            self.missing.add(hash_id)
+        return self.hashes.get(hash_id, str(hash_id))
 
     def knows(self, hash_id: int) -> bool:
         """Return True if the string of a hash id is known."""
@@ -187,11 +184,11 @@ CONTROL_FILES = (
 )
 
 
-def find_control(folder: Path, name: str, *, required: bool = True) -> Path | None:
-    """Return the control file `name` or `name.<N>` in a directory.
+def find_control(folder: Path, name: str) -> Path | None:
+    """Return the control file `name` or `name.<N>` in a directory, None if it is missing.
 
     Raises:
-        RawFormatError: there are several, or a required one is missing.
+        RawFormatError: there are several.
     """
     pattern = re.compile(re.escape(name) + r"(\.\d+)?")
     found = [path for path in _regular_files(folder) if pattern.fullmatch(path.name)]
@@ -202,13 +199,19 @@ def find_control(folder: Path, name: str, *, required: bool = True) -> Path | No
             hint="keep the one that belongs to this recording",
             slug="doubled-files",
         )
-    if not found and required:
+    return found[0] if found else None
+
+
+def required_control(folder: Path, name: str) -> Path:
+    """Like `find_control`; raise RawFormatError if the file is missing."""
+    path = find_control(folder, name)
+    if path is None:
         raise RawFormatError(
             f"{folder} has no {name}",
             hint="the recording is incomplete: copy the whole PROF_* directory again",
             slug="incomplete-recording",
         )
-    return found[0] if found else None
+    return path
 
 
 def read_json(path: Path) -> Control:
@@ -320,7 +323,7 @@ class PartDirectory:
         self.info = self._control("info.json")
         self.sample = self._control("sample.json")
         self.start = self._control("start_info")
-        end = find_control(path, "end_info", required=False)
+        end = find_control(path, "end_info")
         self.end = None if end is None else read_json(end)
         self.data: DataFolder = scan(path / "data")
         names = {file.name for file in _regular_files(path)}
@@ -335,9 +338,7 @@ class PartDirectory:
         self.unfinished += [self.data.path / name for name in self.data.unfinished]
 
     def _control(self, name: str) -> Control:
-        path = find_control(self.path, name)
-        assert path is not None
-        return read_json(path)
+        return read_json(required_control(self.path, name))
 
     @cached_property
     def session(self) -> Session:
@@ -391,10 +392,8 @@ class PartDirectory:
         Raises:
             RawFormatError: a start log or start_info is missing or lacks a value.
         """
-        path = find_control(self.path, "host_start.log")
-        assert path is not None
-        log = read_start_log(path)
-        path = find_control(self.path, "dev_start.log", required=False)
+        log = read_start_log(required_control(self.path, "host_start.log"))
+        path = find_control(self.path, "dev_start.log")
         device = StartLog(self.path, {}) if path is None else read_start_log(path)
         cpus, devices = self.info.records("CPU"), self.info.records("DeviceInfo")
         return build_clocks(
@@ -493,29 +492,20 @@ class ProfDirectory:
                     sink.anomaly(name, len(found), detail.format(path=data.path, first=found[0]))
 
     def _parts(self) -> list[tuple[Path, int | None]]:
-        parts: list[tuple[Path, int | None]] = []
-        for path in self._folders():
-            match = _DEVICE.fullmatch(path.name)
-            if path.name == "host":
-                parts.append((path, None))
-            elif match:
-                parts.append((path, int(match[1])))
-        return sorted(parts, key=lambda part: -1 if part[1] is None else part[1])
-
-    def _folders(self) -> list[Path]:
+        """Return the directories of the host (None) and the devices, by device number."""
         try:
             children = sorted(self.path.iterdir())
         except OSError as err:
             message = f"cannot list {self.path}: {err.strerror}"
             raise RawFormatError(message, slug="cannot-read") from err
-        folders = []
+        parts: list[tuple[Path, int | None]] = []
         for child in children:
-            mode = child.lstat().st_mode
-            if stat.S_ISDIR(mode):
-                folders.append(child)
-            elif stat.S_ISLNK(mode):
+            mode, match = child.lstat().st_mode, _DEVICE.fullmatch(child.name)
+            if stat.S_ISLNK(mode):
                 self.problems.append(("link_not_followed", f"{child} is a symbolic link"))
-        return folders
+            elif stat.S_ISDIR(mode) and (match or child.name == "host"):
+                parts.append((child, int(match[1]) if match else None))
+        return sorted(parts, key=lambda part: -1 if part[1] is None else part[1])
 
 
 def _required(values: Control, key: str, most: int) -> int:

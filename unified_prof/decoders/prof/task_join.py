@@ -147,8 +147,9 @@ class TaskIdentities:
 
     def filled(self) -> TaskIdentities:
         """Return the rows that were added."""
-        columns = (self.key, self.global_task_id, self.block_num, self.mix_block_num)
-        return TaskIdentities(*(column[: self.count] for column in columns))
+        key, ids = self.key[: self.count], self.global_task_id[: self.count]
+        blocks, mix_blocks = self.block_num[: self.count], self.mix_block_num[: self.count]
+        return TaskIdentities(key, ids, blocks, mix_blocks)
 
 
 def identify(
