@@ -11,7 +11,7 @@ from contextlib import ExitStack
 
 import numpy as np
 
-from unified_prof.arrays.grouping import NOWHERE, Bools, Ints, find
+from unified_prof.arrays.grouping import NOWHERE, Ints, find
 from unified_prof.arrays.nesting import NONE, call_order, containing, inherit
 from unified_prof.base.columns import MISSING
 from unified_prof.decoders.gpu import rows as r
@@ -114,7 +114,9 @@ class Correlator:
                 tasks[field][found] = np.where(
                     tasks[field][found] == MISSING, launching[field], tasks[field][found]
                 )
-            ambiguous = _repeated(calls["correlation"])[launch[found]]
+            same = calls["correlation"][1:] == calls["correlation"][:-1]
+            repeated = np.append(False, same) | np.append(same, False)
+            ambiguous = repeated[launch[found]]
             if ambiguous.any():
                 count = int(np.count_nonzero(ambiguous))
                 self._sink.anomaly("ambiguous_launch", count, "matched by operation and time")
@@ -145,13 +147,6 @@ class Correlator:
         ids = np.arange(self._next_id, self._next_id + count)
         self._next_id += count
         return ids
-
-
-def _repeated(keys: Ints) -> Bools:
-    """Return a mask of the keys that occur more than once; `keys` is sorted."""
-    same: Bools = keys[1:] == keys[:-1]
-    repeated: Bools = np.append(False, same) | np.append(same, False)
-    return repeated
 
 
 def _launches(tasks: Rows, calls: Rows) -> Ints:

@@ -8,6 +8,7 @@ to 256 ns.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import msgspec
@@ -48,9 +49,10 @@ def us_to_ns(raw: Sequence[msgspec.Raw]) -> tuple[Ints, Bools]:
         return converted, np.ones(count, dtype=bool)
     times, valid = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=bool)
     for index, token in enumerate(raw):
-        time = _us_token_to_ns(bytes(token))
-        if time is not None:
-            times[index], valid[index] = time, True
+        with suppress(ValueError):
+            time = us_text_to_ns(bytes(token).strip(b'" \t').decode("ascii"))
+            if -(2**63) <= time < 2**63:
+                times[index], valid[index] = time, True
     return times, valid
 
 
@@ -108,14 +110,6 @@ def _convert_same_length(chars: NDArray[np.uint8], count: int) -> Ints | None:
     return np.asarray(high.astype(np.int64) * 10**_LOW_DIGITS + low.astype(np.int64))
 
 
-def _us_token_to_ns(token: bytes) -> int | None:
-    try:
-        time_ns = us_text_to_ns(token.strip(b'" \t').decode("ascii"))
-    except ValueError:
-        return None
-    return time_ns if -(2**63) <= time_ns < 2**63 else None
-
-
 def to_int64(values: Sequence[Any], missing: int = MISSING) -> tuple[Ints, int]:
     """Convert ids and counts to int64; numbers may be quoted or hexadecimal.
 
@@ -126,9 +120,14 @@ def to_int64(values: Sequence[Any], missing: int = MISSING) -> tuple[Ints, int]:
         return ints(values), 0
     except (OverflowError, TypeError):
         pass  # at least one is not a plain number
-    parsed = [_wrapped(value) for value in values]
-    bad = sum(p is None and v is not None for p, v in zip(parsed, values, strict=True))
-    return np.array([missing if p is None else p for p in parsed], dtype=np.int64), bad
+    column, bad = np.full(len(values), missing), 0
+    for index, value in enumerate(values):
+        number = to_int(value)
+        if number is not None and -(2**63) <= number < 2**64:
+            column[index] = number - 2**64 if number >= 2**63 else number
+        else:
+            bad += value is not None
+    return column, bad
 
 
 def to_int(value: Any) -> int | None:
@@ -147,26 +146,16 @@ def to_int(value: Any) -> int | None:
     return None
 
 
-def _wrapped(value: Any) -> int | None:
-    number = to_int(value)
-    if number is None or not -(2**63) <= number < 2**64:
-        return None
-    return number - 2**64 if number >= 2**63 else number
-
-
 def to_float64(values: Sequence[Any]) -> Floats:
     """Convert measurements to float64; missing and unreadable values become NaN."""
     try:
         return np.array(values, dtype=np.float64)
     except (TypeError, ValueError, OverflowError):
-        return np.array([_to_float(value) for value in values], dtype=np.float64)
-
-
-def _to_float(value: Any) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError, OverflowError):
-        return float("nan")
+        column = np.full(len(values), np.nan)
+        for index, value in enumerate(values):
+            with suppress(TypeError, ValueError, OverflowError):
+                column[index] = float(value)
+        return column
 
 
 Args = TypeVar("Args", bound=msgspec.Struct)
@@ -228,17 +217,16 @@ class Fields(Parts):
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             pass
         decoder = msgspec.json.Decoder(kind)
-        return [self._args_of(event, decoder, kind) for event in events]
-
-    def _args_of(self, event: ev.Event, decoder: Any, kind: type[Args]) -> Args:
-        text = bytes(event.args)
-        if not text or text == b"null":
-            return kind()
-        try:
-            return decoder.decode(text)  # type: ignore[no-any-return]
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            self.sink.anomaly("malformed_args", 1, ev.sample(text))
-            return kind()
+        result = []
+        for text in map(bytes, known):
+            args = kind()
+            try:
+                if text and text != b"null":
+                    args = decoder.decode(text)
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+                self.sink.anomaly("malformed_args", 1, ev.sample(text))
+            result.append(args)
+        return result
 
     def ids(self, values: list[Any], missing: int = MISSING) -> Ints:
         """Convert ids or counts; unreadable values are counted as an anomaly."""

@@ -123,44 +123,39 @@ class JsonTables:
 
 # Columns of rocpd tables, and the keys of a JSON record that hold them.
 _Paths = Mapping[str, tuple[str, ...]]
-_COMMON: _Paths = {"start": ("start_timestamp",), "end": ("end_timestamp",), "tid": ("thread_id",)}
-_AGENT: _Paths = {
-    "id": ("id", "handle"),
-    **{name: (name,) for name in ("product_name", "name", "model_name", "vendor_name")},
-}
-_SYMBOL: _Paths = {
-    "id": ("kernel_id",),
-    "display_name": ("formatted_kernel_name",),
-    **{name: (name,) for name in ("kernel_name", "sgpr_count")},
-    **{name: (name,) for name in ("arch_vgpr_count", "accum_vgpr_count")},
-}
-_DISPATCH: _Paths = {
-    **_COMMON,
-    "agent_id": ("dispatch_info", "agent_id", "handle"),
-    "kernel_id": ("dispatch_info", "kernel_id"),
-    "queue_id": ("dispatch_info", "queue_id", "handle"),
-    "stream_id": ("stream_id", "handle"),
-    "group_segment_size": ("dispatch_info", "group_segment_size"),
+
+
+def _paths(text: str) -> _Paths:
+    """Parse columns such as `size=bytes`, with the nested keys joined by dots; equal if omitted."""
+    pairs = (item.partition("=") for item in text.split())
+    return {column: tuple((path or column).split(".")) for column, _, path in pairs}
+
+
+_COMMON = "start=start_timestamp end=end_timestamp tid=thread_id "
+_AGENT = _paths("id=id.handle product_name name model_name vendor_name")
+_SYMBOL = _paths(
+    "id=kernel_id display_name=formatted_kernel_name kernel_name sgpr_count arch_vgpr_count"
+    " accum_vgpr_count"
+)
+_REGION = _paths(_COMMON)
+_DISPATCH = {
+    **_paths(
+        f"{_COMMON} agent_id=dispatch_info.agent_id.handle kernel_id=dispatch_info.kernel_id"
+        " queue_id=dispatch_info.queue_id.handle stream_id=stream_id.handle"
+        " group_segment_size=dispatch_info.group_segment_size"
+    ),
     **{
         f"{size}_{axis}": ("dispatch_info", size, axis)
         for size in ("grid_size", "workgroup_size")
         for axis in "xyz"
     },
 }
-_COUNTER: _Paths = {"id": ("id", "handle"), "agent_id": ("agent_id", "handle"), "name": ("name",)}
-_COPY: _Paths = {
-    **_COMMON,
-    "src_agent_id": ("src_agent_id", "handle"),
-    "dst_agent_id": ("dst_agent_id", "handle"),
-    "stream_id": ("stream_id", "handle"),
-    "size": ("bytes",),
-}
-_ALLOCATION: _Paths = {
-    **_COMMON,
-    "agent_id": ("agent_id", "handle"),
-    "address": ("address",),
-    "size": ("allocation_size",),
-}
+_COUNTER = _paths("id=id.handle agent_id=agent_id.handle name")
+_COPY = _paths(
+    f"{_COMMON} src_agent_id=src_agent_id.handle dst_agent_id=dst_agent_id.handle"
+    " stream_id=stream_id.handle size=bytes"
+)
+_ALLOCATION = _paths(f"{_COMMON} agent_id=agent_id.handle address size=allocation_size")
 
 
 def _row(record: Any, paths: _Paths) -> Row:
@@ -241,7 +236,7 @@ class _SessionConverter:
             message = self._marks.get(_get(record, "correlation_id", "internal"))
         self.tables["region"].append(
             {
-                **_row(record, _COMMON),
+                **_row(record, _REGION),
                 **self._pid,
                 "name_id": self._string_id(self._operations.get((kind, operation))),
                 "event_id": self._add_event(record, message),

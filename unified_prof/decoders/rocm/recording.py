@@ -37,9 +37,6 @@ class Agents:
         self.devices: dict[int, dict[str, Any]] = {}  # Device number -> properties of the GPU.
         # Row number -> (CPU or GPU, index among agents of this type).
         self._agents: dict[int, tuple[str, int]] = {}
-        self._read(tables)
-
-    def _read(self, tables: SessionTables) -> None:
         wanted = r.wanted("", "id type_index logical_index")
         names = ["type", "product_name", "name", "model_name", "vendor_name"]
         for cells in tables.slices("info_agent", wanted, names):
@@ -131,22 +128,15 @@ class Session:
         self.strings = tables.texts("string", "string")
         self.pids = tables.numbers("info_process", "pid")
         self.tids = tables.numbers("info_thread", "tid")
-        self.schema = self._read_schema()
         self.agents = Agents(tables)
         self.events = Events(tables, number)
-        self._read_thread_names()
-
-    def _read_schema(self) -> str | None:
-        schema = None
-        for cells in self.tables.slices("metadata", {}, ["tag", "value"]):
+        self.schema: str | None = None
+        for cells in tables.slices("metadata", {}, ["tag", "value"]):
             for tag, value in zip(cells["tag"], cells["value"], strict=True):
                 if tag == "schema_version":
-                    schema = value
-        return schema
-
-    def _read_thread_names(self) -> None:
-        threads = self.parts.threads
-        for cells in self.tables.slices("info_thread", {"id": MISSING, "pid": MISSING}, ["name"]):
+                    self.schema = value
+        threads = parts.threads
+        for cells in tables.slices("info_thread", {"id": MISSING, "pid": MISSING}, ["name"]):
             for row, pid, name in zip(
                 cells["id"].tolist(), cells["pid"].tolist(), cells["name"], strict=True
             ):
@@ -223,11 +213,21 @@ class Regions:
             rows["thread"] = threads[chosen]
             self._parts.add_marked_operations(rows, valid, operations)
             self.operations += int(np.count_nonzero(valid))
+        if chosen.all():
+            return
         rest = ~chosen
-        if rest.any():
-            others = {name: column[rest] for name, column in cells.items()}
-            messages = list(compress(texts, rest.tolist()))
-            self._annotations(others, threads[rest], messages)
+        others = {name: column[rest] for name, column in cells.items()}
+        names = self._parts.names
+        messages = [names[text] for text in compress(texts, rest.tolist())]
+        times, valid = self._session.timed(others, INTERVAL, "annotation")
+        instant = times["start"] == times["end"]
+        write_annotations(
+            self._parts,
+            times[valid],
+            np.array(messages, np.int64)[valid],
+            threads[rest][valid],
+            kinds=np.where(instant, _MARK_EVENT, RANGE_EVENT)[valid],
+        )
 
     def _messages(self, cells: Cells) -> list[str]:
         """Return the messages of marks; if missing, the names of the regions."""
@@ -245,18 +245,6 @@ class Regions:
             messages.get(event) or self._session.strings.get(name, NOT_AVAILABLE)
             for event, name in rows
         ]
-
-    def _annotations(self, cells: Cells, threads: Ints, messages: list[str]) -> None:
-        names = self._parts.names
-        times, valid = self._session.timed(cells, INTERVAL, "annotation")
-        instant = times["start"] == times["end"]
-        write_annotations(
-            self._parts,
-            times[valid],
-            np.array([names[text] for text in messages], np.int64)[valid],
-            threads[valid],
-            kinds=np.where(instant, _MARK_EVENT, RANGE_EVENT)[valid],
-        )
 
     def _other_regions(self, cells: Cells) -> None:
         rows, valid = self._session.timed(cells, r.OTHER, "other_region")
@@ -323,71 +311,54 @@ def read_allocations(session: Session) -> None:
         session.parts.sink.anomaly("release_without_allocation", unsized, detail)
 
 
-class SessionCounters:
-    """Reads the hardware counters of a session, after its tasks."""
-
-    def __init__(self, session: Session) -> None:
-        self._session, self._parts = session, session.parts
-        self._names: dict[int, str] = {}
-        self._agents: dict[int, int] = {}
-
-    def read(self, task_events: Ints) -> None:
-        """Add counters of tasks (given by event ids) to `Parts`, and write sampled counters."""
-        self._counters()
-        samples = self._samples()
-        without = 0
-        tasks = np.unique(task_events)
-        wanted = r.wanted("", "event_id pmc_id")
-        for cells in self._session.tables.slices("pmc_event", wanted, reals=["value"]):
-            events, values = cells["event_id"], cells["value"]
-            names = self._session.names(cells["pmc_id"], self._names)
-            known = ~np.isnan(values)
-            of_task = known & (find(tasks, events) != NOWHERE)
-            self._parts.counters.add(
-                self._session.events.key(events[of_task]), names[of_task], values[of_task]
+def read_counters(session: Session, task_events: Ints) -> None:
+    """Add counters of tasks (given by event ids) to `Parts`, and write sampled counters."""
+    titles: dict[int, str] = {}
+    agents: dict[int, int] = {}
+    for cells in session.tables.slices("info_pmc", r.wanted("", "id agent_id"), ["name", "symbol"]):
+        for at, row in enumerate(cells["id"].tolist()):
+            titles[row] = cells["name"][at] or cells["symbol"][at] or NOT_AVAILABLE
+            agents[row] = int(cells["agent_id"][at])
+    # Event ids of samples, and their times.
+    slices = session.tables.slices("sample", r.wanted("timestamp", "event_id"))
+    parts = [(_NO_ROWS, _NO_ROWS), *((cells["event_id"], cells["timestamp"]) for cells in slices)]
+    sampled_events, sample_times = map(np.concatenate, zip(*parts, strict=True))
+    order = np.argsort(sampled_events, kind="stable")
+    sampled_events, sample_times = sampled_events[order], np.append(sample_times[order], 0)
+    without = 0
+    tasks = np.unique(task_events)
+    wanted = r.wanted("", "event_id pmc_id")
+    for cells in session.tables.slices("pmc_event", wanted, reals=["value"]):
+        events, values = cells["event_id"], cells["value"]
+        names = session.names(cells["pmc_id"], titles)
+        known = ~np.isnan(values)
+        of_task = known & (find(tasks, events) != NOWHERE)
+        session.parts.counters.add(
+            session.events.key(events[of_task]), names[of_task], values[of_task]
+        )
+        at = find(sampled_events, events)
+        of_counters = mapped(lambda number: agents.get(number, MISSING), cells["pmc_id"])
+        devices = session.agents.numbers_of_devices(of_counters)
+        sampled = known & ~of_task & (at != NOWHERE) & (devices != MISSING)
+        if sampled.any():
+            timed = {"start": sample_times[at][sampled], "end": sample_times[at][sampled]}
+            times, valid = session.timed(timed, INTERVAL, "gpu_metric")
+            session.parts.sink.write(
+                "UPROF_GPU_METRICS",
+                {
+                    "timestampNs": times["start"][valid],
+                    "deviceId": devices[sampled][valid],
+                    "name": names[sampled][valid],
+                    "value": values[sampled][valid],
+                },
             )
-            rest = known & ~of_task
-            sampled = np.zeros(len(events), bool)
-            if samples is not None and rest.any():
-                at = find(samples[0], events)
-                agents = [self._agents.get(number, MISSING) for number in cells["pmc_id"].tolist()]
-                devices = self._session.agents.numbers_of_devices(np.array(agents, np.int64))
-                sampled = rest & (at != NOWHERE) & (devices != MISSING)
-                sample_times = samples[1][at][sampled]
-                timed = {"start": sample_times, "end": sample_times}
-                times, valid = self._session.timed(timed, INTERVAL, "gpu_metric")
-                self._parts.sink.write(
-                    "UPROF_GPU_METRICS",
-                    {
-                        "timestampNs": times["start"][valid],
-                        "deviceId": devices[sampled][valid],
-                        "name": names[sampled][valid],
-                        "value": values[sampled][valid],
-                    },
-                )
-            without += int(np.count_nonzero(~of_task & ~sampled))
-        if without:
-            detail = "values that belong to neither a dispatch nor a GPU sample"
-            self._parts.sink.anomaly("counter_without_task", without, detail)
+        without += int(np.count_nonzero(~of_task & ~sampled))
+    if without:
+        detail = "values that belong to neither a dispatch nor a GPU sample"
+        session.parts.sink.anomaly("counter_without_task", without, detail)
 
-    def _counters(self) -> None:
-        wanted = r.wanted("", "id agent_id")
-        for cells in self._session.tables.slices("info_pmc", wanted, ["name", "symbol"]):
-            for at, row in enumerate(cells["id"].tolist()):
-                self._names[row] = cells["name"][at] or cells["symbol"][at] or NOT_AVAILABLE
-                self._agents[row] = int(cells["agent_id"][at])
 
-    def _samples(self) -> tuple[Ints, Ints] | None:
-        """Return the sorted event ids of samples, and their times."""
-        wanted = r.wanted("timestamp", "event_id")
-        slices = self._session.tables.slices("sample", wanted)
-        parts = [(cells["event_id"], cells["timestamp"]) for cells in slices]
-        if not parts:
-            return None
-        events, times = map(np.concatenate, zip(*parts, strict=True))
-        order = np.argsort(events, kind="stable")
-        return events[order], times[order]
-
+_NO_ROWS = np.empty(0, np.int64)
 
 # Tables of names, which no event table would hold.
 _DESCRIPTIVE = (
@@ -510,7 +481,7 @@ def decode(
             session = Session(parts, SessionTables(tables, name), number)
             regions = Regions(session)
             regions.read()
-            SessionCounters(session).read(read_tasks(session))
+            read_counters(session, read_tasks(session))
             read_allocations(session)
             operations += regions.operations
             for device, properties in session.agents.devices.items():
