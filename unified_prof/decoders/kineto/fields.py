@@ -219,13 +219,13 @@ class Fields(Parts):
         decoder = msgspec.json.Decoder(kind)
         result = []
         for text in map(bytes, known):
-            args = kind()
+            decoded = kind()
             try:
                 if text and text != b"null":
-                    args = decoder.decode(text)
+                    decoded = decoder.decode(text)
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
                 self.sink.anomaly("malformed_args", 1, ev.sample(text))
-            result.append(args)
+            result.append(decoded)
         return result
 
     def ids(self, values: list[Any], missing: int = MISSING) -> Ints:

@@ -336,12 +336,13 @@ def read_counters(session: Session, task_events: Ints) -> None:
         session.parts.counters.add(
             session.events.key(events[of_task]), names[of_task], values[of_task]
         )
-        at = find(sampled_events, events)
+        sample = find(sampled_events, events)
         of_counters = mapped(lambda number: agents.get(number, MISSING), cells["pmc_id"])
         devices = session.agents.numbers_of_devices(of_counters)
-        sampled = known & ~of_task & (at != NOWHERE) & (devices != MISSING)
+        sampled = known & ~of_task & (sample != NOWHERE) & (devices != MISSING)
         if sampled.any():
-            timed = {"start": sample_times[at][sampled], "end": sample_times[at][sampled]}
+            times_ns = sample_times[sample[sampled]]
+            timed = {"start": times_ns, "end": times_ns}
             times, valid = session.timed(timed, INTERVAL, "gpu_metric")
             session.parts.sink.write(
                 "UPROF_GPU_METRICS",
