@@ -303,7 +303,7 @@ _MAX_NS = 2**62  # Times beyond this are damaged.
 DEVICE_COMPONENT = "PTA"
 
 
-def wanted(times: str, ids: str = "", **others: int) -> dict[str, int]:
+def null_values(times: str, ids: str = "", **others: int) -> dict[str, int]:
     """Return columns to read with their values for NULL: NO_TIME, MISSING, or those given.
 
     `times` and `ids` are names separated by spaces.

@@ -62,7 +62,7 @@ def read_others(fields: Fields) -> None:
 
 def _overheads(fields: Fields, table: str) -> None:
     count = duration = 0
-    wanted = r.wanted("start end globalTid", "nameId")
+    wanted = r.null_values("start end globalTid", "nameId")
     for cells in fields.tables.slices(table, wanted | {"overheadType": MISSING}):
         rows = _events(fields, cells, "overhead", cells["overheadType"].tolist())
         full = (cells["overheadType"] == _QUEUE_FULL) & (rows["end"] >= rows["start"])
@@ -75,7 +75,7 @@ def _overheads(fields: Fields, table: str) -> None:
 
 def _calls(fields: Fields, table: str, category: str) -> None:
     name = "nameId" if "nameId" in fields.tables.columns(table) else "textId"
-    wanted = r.wanted("start end globalTid", name)
+    wanted = r.null_values("start end globalTid", name)
     for cells in fields.tables.slices(table, wanted):
         _events(fields, {**cells, "nameId": cells[name]}, category, None)
 
@@ -130,7 +130,7 @@ def _allocations(fields: Fields) -> None:
     """Read CUDA allocations; the memory in use is computed from them."""
     parts = fields.parts
     ids = "deviceId address memKind memoryOperationType"
-    wanted = r.wanted("start globalPid", ids, bytes=0)
+    wanted = r.null_values("start globalPid", ids, bytes=0)
     for cells in fields.tables.slices(MEMORY, wanted):
         timed = {"start": cells["start"], "end": cells["start"]}
         times, valid = fields.timed(timed, r.INTERVAL, "allocation")
@@ -170,12 +170,12 @@ def write_metrics(fields: Fields) -> None:
     """Write UPROF_GPU_METRICS: device counters sampled at regular intervals."""
     sink = fields.parts.sink
     names: dict[tuple[int, int], int] = {}
-    wanted = r.wanted("typeId metricId")
+    wanted = r.null_values("typeId metricId")
     for cells in fields.tables.slices(METRIC_NAMES, wanted, texts=["metricName"]):
         ids = (cells[name].tolist() for name in wanted)
         for kind, metric, text in zip(*ids, cells["metricName"], strict=True):
             names[kind, metric] = sink.strings.intern(text or NOT_AVAILABLE)
-    wanted = r.wanted("timestamp typeId metricId")
+    wanted = r.null_values("timestamp typeId metricId")
     for cells in fields.tables.slices(METRICS, wanted, reals=["value"]):
         timed = {"start": cells["timestamp"], "end": cells["timestamp"]}
         times, valid = fields.timed(timed, r.INTERVAL, "gpu_metric")

@@ -61,7 +61,7 @@ class Payloads:
     def __init__(self, tables: Tables) -> None:
         self._schemas: dict[tuple[int, int], dict[int, _Field]] = {}
         self._enums: dict[tuple[int, int], dict[int, str]] = {}
-        wanted = r.wanted("domainId schemaId", "idx type")
+        wanted = r.null_values("domainId schemaId", "idx type")
         count = 0
         for cells in tables.slices(SCHEMAS, {**wanted, "offset": 0}, texts=["name"]):
             for domain, schema, place, kind, offset, name in zip(
@@ -73,7 +73,7 @@ class Payloads:
                 if count <= _MAX_FIELDS:
                     fields = self._schemas.setdefault((domain, schema), {})
                     fields[place] = _Field(name or f"field {place}", kind, offset)
-        wanted = r.wanted("domainId schemaId value")
+        wanted = r.null_values("domainId schemaId value")
         for cells in tables.slices(ENUMS, wanted, texts=["name"]):
             for domain, schema, value, name in zip(
                 *(cells[column].tolist() for column in wanted), cells["name"], strict=True
@@ -192,7 +192,7 @@ class NcclCalls:
         if not domains:
             return
         parts: list[tuple[Ints, ...]] = []
-        wanted = r.wanted("start end globalTid", "textId eventType jsonTextId")
+        wanted = r.null_values("start end globalTid", "textId eventType jsonTextId")
         texts = ["text", *(name for name in payloads if name != "jsonTextId")]
         only = ("domainId", tuple(domains))
         for cells in self._fields.tables.slices(RANGES, wanted, texts=texts, only=only):
@@ -216,7 +216,7 @@ class NcclCalls:
 
     def _named_domains(self) -> set[int]:
         """Return the domains named NCCL, whose JSON payloads need no schemas."""
-        wanted = r.wanted("domainId", "textId")
+        wanted = r.null_values("domainId", "textId")
         only = ("eventType", (_DOMAIN_NAMED,))
         found: set[int] = set()
         for cells in self._fields.tables.slices(RANGES, wanted, texts=["text"], only=only):
@@ -382,7 +382,7 @@ class Ranges:
         self._labels()
         for cells in self._slices((*_PUSHED,), {}):
             self._pushed(cells)
-        more = r.wanted("endGlobalTid", "rangeId")
+        more = r.null_values("endGlobalTid", "rangeId")
         for cells in self._slices((*_STARTED,), more):
             self._annotations(cells, self._messages(cells), RANGE_EVENT)
         for cells in self._slices((*_MARKS,), {}):
@@ -391,7 +391,7 @@ class Ranges:
         self._payloads()
 
     def _slices(self, types: tuple[int, ...], more: dict[str, int]) -> Any:
-        wanted = r.wanted("start end globalTid", "textId category", domainId=_DEFAULT_DOMAIN)
+        wanted = r.null_values("start end globalTid", "textId category", domainId=_DEFAULT_DOMAIN)
         wanted |= more
         only = ("eventType", types)
         return self._fields.tables.slices(RANGES, wanted, texts=["text"], only=only)
@@ -399,7 +399,7 @@ class Ranges:
     def _labels(self) -> None:
         """Read names of domains, categories and threads."""
         ids = "eventType textId category"
-        wanted = r.wanted("globalTid", ids, domainId=_DEFAULT_DOMAIN)
+        wanted = r.null_values("globalTid", ids, domainId=_DEFAULT_DOMAIN)
         only = ("eventType", (_CATEGORY, _THREAD_NAME, _DOMAIN))
         for cells in self._fields.tables.slices(RANGES, wanted, texts=["text"], only=only):
             for kind, domain, category, packed, text in zip(
@@ -489,7 +489,7 @@ class Ranges:
     def _payloads(self) -> None:
         """Write the payloads of ranges and marks."""
         existing = self._fields.tables.columns(RANGES)
-        wanted = r.wanted("start end globalTid", "textId", domainId=_DEFAULT_DOMAIN)
+        wanted = r.null_values("start end globalTid", "textId", domainId=_DEFAULT_DOMAIN)
         unknown = 0
         for name, kind in _PAYLOADS.items():
             if name not in existing:

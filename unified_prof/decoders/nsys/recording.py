@@ -53,7 +53,7 @@ _NONE_32 = 2**32 - 1  # CUPTI's number for an event or a stream that does not ap
 def read_calls(fields: Fields, nccl: NcclCalls) -> None:
     """Read runtime and driver calls into `Parts.calls`, with their enclosing collectives."""
     parts = fields.parts
-    wanted = r.wanted("start end globalTid", "correlationId nameId", returnValue=_SUCCESS)
+    wanted = r.null_values("start end globalTid", "correlationId nameId", returnValue=_SUCCESS)
     plain_names: dict[int, int] = {}
     failures: Counter[tuple[int, int]] = Counter()
     for cells in fields.tables.slices(CALLS, wanted):
@@ -94,7 +94,7 @@ def read_waits(fields: Fields) -> None:
     parts = fields.parts
     records = _EventRecords(fields)
     records.read()
-    wanted = r.wanted("start end globalPid", f"{_PLACE_IDS} syncType eventId eventSyncId")
+    wanted = r.null_values("start end globalPid", f"{_PLACE_IDS} syncType eventId eventSyncId")
     for cells in fields.tables.slices(WAITS, wanted):
         rows, valid = fields.timed(cells, r.SYNC, "synchronization")
         packed = cells["globalPid"]
@@ -123,7 +123,7 @@ class _EventRecords:
     def read(self) -> None:
         """Read all event records; records with a time are also added to `Parts.syncs`."""
         fields = self._fields
-        wanted = r.wanted("timestamp globalPid", f"{_PLACE_IDS} eventId eventSyncId")
+        wanted = r.null_values("timestamp globalPid", f"{_PLACE_IDS} eventId eventSyncId")
         found: list[tuple[Ints, Ints, Ints]] = []
         for cells in fields.tables.slices(EVENTS, wanted):
             packed = cells["globalPid"]
@@ -173,7 +173,7 @@ COPIES = "CUPTI_ACTIVITY_KIND_MEMCPY"
 SETS = "CUPTI_ACTIVITY_KIND_MEMSET"
 GRAPHS = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
 
-_PLACE = r.wanted("start end globalPid", f"{_PLACE_IDS} graphNodeId")
+_PLACE = r.null_values("start end globalPid", f"{_PLACE_IDS} graphNodeId")
 _GEOMETRY = ("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ")
 _NAMES = ("demangledName", "shortName", "mangledName")
 
@@ -198,7 +198,7 @@ def read_tasks(fields: Fields) -> None:
 def _kernels(fields: Fields) -> None:
     existing = fields.tables.columns(KERNELS)
     name = next((name for name in _NAMES if name in existing), _NAMES[0])
-    more = r.wanted("", f"{name} registersPerThread graphId {' '.join(_GEOMETRY)}")
+    more = r.null_values("", f"{name} registersPerThread graphId {' '.join(_GEOMETRY)}")
     more |= {
         "staticSharedMemory": 0,
         "dynamicSharedMemory": MISSING if "dynamicSharedMemory" not in existing else 0,
@@ -228,7 +228,7 @@ def _geometry_numbers(fields: Fields, cells: Cells) -> Ints:
 
 
 def _copies(fields: Fields) -> None:
-    more = r.wanted("", "bytes srcKind dstKind", copyKind=0)
+    more = r.null_values("", "bytes srcKind dstKind", copyKind=0)
     for cells in _slices(fields, COPIES, more):
         rows, valid = _task(fields, cells, "copy")
         kinds = (cells["copyKind"], cells["srcKind"], cells["dstKind"])
@@ -248,7 +248,7 @@ def _copy_name(fields: Fields, kind: int, source: int, target: int) -> int:
 
 
 def _sets(fields: Fields) -> None:
-    for cells in _slices(fields, SETS, r.wanted("", "bytes memKind")):
+    for cells in _slices(fields, SETS, r.null_values("", "bytes memKind")):
         rows, valid = _task(fields, cells, "memory_set")
         kinds = cells["memKind"]
         for kind in np.unique(kinds).tolist():
@@ -262,7 +262,7 @@ def _sets(fields: Fields) -> None:
 def _graphs(fields: Fields) -> None:
     """Read graph replays that were traced as one task."""
     replays = 0
-    for cells in _slices(fields, GRAPHS, r.wanted("", "graphId graphExecId")):
+    for cells in _slices(fields, GRAPHS, r.null_values("", "graphId graphExecId")):
         rows, valid = _task(fields, cells, "graph_replay")
         graphs = np.where(cells["graphId"] != MISSING, cells["graphId"], cells["graphExecId"])
         rows["kind"] = r.GRAPH
@@ -460,7 +460,7 @@ def name_threads(fields: Fields) -> None:
         for packed, name in zip(cells["globalPid"].tolist(), cells["name"], strict=True):
             if name and packed != NO_ID and fields.has_process(packed):
                 threads.process_names[fields.process_id(packed)] = name
-    wanted = r.wanted("globalTid", "nameId")
+    wanted = r.null_values("globalTid", "nameId")
     for cells in fields.tables.slices("ThreadNames", wanted):
         for packed, number in zip(*(cells[name].tolist() for name in wanted), strict=True):
             if fields.has_thread(packed) and (text := fields.texts[number]):

@@ -37,7 +37,7 @@ class Agents:
         self.devices: dict[int, dict[str, Any]] = {}  # Device number -> properties of the GPU.
         # Row number -> (CPU or GPU, index among agents of this type).
         self._agents: dict[int, tuple[str, int]] = {}
-        wanted = r.wanted("", "id type_index logical_index")
+        wanted = r.null_values("", "id type_index logical_index")
         names = ["type", "product_name", "name", "model_name", "vendor_name"]
         for cells in tables.slices("info_agent", wanted, names):
             for at, row in enumerate(cells["id"].tolist()):
@@ -178,7 +178,7 @@ class Regions:
 
     def read(self) -> None:
         """Read all regions into `Parts`."""
-        wanted = r.wanted("start end", "pid tid name_id event_id")
+        wanted = r.null_values("start end", "pid tid name_id event_id")
         for cells in self._session.tables.slices("region", wanted):
             categories = self._session.events.categories(cells["event_id"])
             kinds = np.zeros(len(categories), np.int8)
@@ -274,7 +274,7 @@ _COMPONENT = "ROCm"
 def read_allocations(session: Session) -> None:
     """Read device memory allocations and frees; the size of a free is that of its allocation."""
     live: dict[tuple[int, int], int] = {}
-    wanted = r.wanted("start end", "pid tid agent_id address", size=0)
+    wanted = r.null_values("start end", "pid tid agent_id address", size=0)
     unsized = 0
     for cells in session.tables.slices("memory_allocate", wanted, ["type", "level"]):
         times, valid = session.timed(cells, INTERVAL, "allocation")
@@ -315,19 +315,21 @@ def read_counters(session: Session, task_events: Ints) -> None:
     """Add counters of tasks (given by event ids) to `Parts`, and write sampled counters."""
     titles: dict[int, str] = {}
     agents: dict[int, int] = {}
-    for cells in session.tables.slices("info_pmc", r.wanted("", "id agent_id"), ["name", "symbol"]):
+    for cells in session.tables.slices(
+        "info_pmc", r.null_values("", "id agent_id"), ["name", "symbol"]
+    ):
         for at, row in enumerate(cells["id"].tolist()):
             titles[row] = cells["name"][at] or cells["symbol"][at] or NOT_AVAILABLE
             agents[row] = int(cells["agent_id"][at])
     # Event ids of samples, and their times.
-    slices = session.tables.slices("sample", r.wanted("timestamp", "event_id"))
+    slices = session.tables.slices("sample", r.null_values("timestamp", "event_id"))
     parts = [(_NO_ROWS, _NO_ROWS), *((cells["event_id"], cells["timestamp"]) for cells in slices)]
     sampled_events, sample_times = map(np.concatenate, zip(*parts, strict=True))
     order = np.argsort(sampled_events, kind="stable")
     sampled_events, sample_times = sampled_events[order], np.append(sample_times[order], 0)
     without = 0
     tasks = np.unique(task_events)
-    wanted = r.wanted("", "event_id pmc_id")
+    wanted = r.null_values("", "event_id pmc_id")
     for cells in session.tables.slices("pmc_event", wanted, reals=["value"]):
         events, values = cells["event_id"], cells["value"]
         names = session.names(cells["pmc_id"], titles)
@@ -378,7 +380,7 @@ def read_tasks(session: Session) -> Ints:
 
 
 def _kernels(session: Session) -> Iterator[Ints]:
-    symbols = r.wanted("", "id sgpr_count arch_vgpr_count", accum_vgpr_count=0)
+    symbols = r.null_values("", "id sgpr_count arch_vgpr_count", accum_vgpr_count=0)
     texts = ["display_name", "kernel_name"]
     names: dict[int, str] = {}
     registers: dict[int, int] = {}
@@ -389,7 +391,7 @@ def _kernels(session: Session) -> Iterator[Ints]:
             more = max(0, int(cells["accum_vgpr_count"][at]))
             registers[row] = count + more if 0 <= count <= count + more < 2**31 else MISSING
     ids = f"{_PLACE_IDS} agent_id kernel_id group_segment_size {' '.join(_GEOMETRY)}"
-    wanted = r.wanted("start end", ids)
+    wanted = r.null_values("start end", ids)
     for cells in session.tables.slices("kernel_dispatch", wanted):
         rows, valid = _task(session, cells, "kernel")
         rows["device"] = session.agents.numbers_of_devices(cells["agent_id"])
@@ -420,7 +422,7 @@ def _geometry_numbers(session: Session, cells: Cells) -> Ints:
 
 
 def _copies(session: Session) -> None:
-    wanted = r.wanted("start end", f"{_PLACE_IDS} src_agent_id dst_agent_id size name_id")
+    wanted = r.null_values("start end", f"{_PLACE_IDS} src_agent_id dst_agent_id size name_id")
     direction, names = session.agents.direction, session.parts.names
     for cells in session.tables.slices("memory_copy", wanted):
         rows, valid = _task(session, cells, "copy")
