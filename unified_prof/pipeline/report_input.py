@@ -207,10 +207,12 @@ def render_reports(
         UprofError: Same as the command `report`.
     """
     from unified_prof.pipeline import flight_recorder  # imports NumPy
-    from unified_prof.sqlite.run_spool import recovery_hint
 
-    recovery = recovery_hint(path) if rank is None and path.is_dir() else None
-    hints = () if recovery is None else (recovery,)
+    hints: tuple[str, ...] = ()
+    if rank is None and path.is_dir():
+        from unified_prof.sqlite.run_spool import recovery_hint
+
+        hints = tuple(filter(None, [recovery_hint(path)]))
     if dumps := flight_recorder.dump_files(path):
         if request.by is not None or rank is not None or shape.name not in _DUMP_FORMATS:
             raise UsageError(

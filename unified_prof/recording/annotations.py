@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,9 +41,11 @@ from unified_prof.recording.calls import (
 )
 from unified_prof.recording.device import DeviceWork
 from unified_prof.recording.model import Breakdown, Row
-from unified_prof.recording.skyline_tables import Regions as TrackedRegions
 from unified_prof.recording.source import Source, Strings, possible
 from unified_prof.recording.tasks import Tasks
+
+if TYPE_CHECKING:
+    from unified_prof.recording.skyline_tables import Regions as TrackedRegions
 
 STEP = re.compile(r"ProfilerStep\s*[#*]")
 _ANY_DEVICE = -1
