@@ -1,4 +1,4 @@
-"""Idle time of the devices of a recording by reason (`Recording.idle_time`)."""
+"""Gaps of the devices of a recording, the calls that `idle.explain` needs, and sums by reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Set up and remove everything that is needed to track one workload."""
+"""Plan the iterations of one workload (`stages`), and set up and remove what tracks them."""
 
 from __future__ import annotations
 
