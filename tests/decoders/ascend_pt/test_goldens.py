@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.decoders.prof.test_goldens import canon
+from tests.decoders.prof.test_goldens import REVISION, canon
 from unified_prof.pipeline.convert import convert
 
 GOLDENS = Path(__file__).resolve().parents[3].parent / "shared" / "goldens" / "ascend_pt"
@@ -42,7 +42,7 @@ def test_databases_equal_those_of_torch_npu(case: str, shared: Path, tmp_path: P
     folders = sorted(tmp_path.glob("*_ascend_pt"))
     assert folders
     for folder in folders:
-        database = convert(folder, schema="latest").database
+        database = convert(folder, schema=REVISION).database
         expected = source / "expected" / folder.name
         # Without PROF_*, it is the host of the analysis.
         ignored = () if any(folder.glob("PROF_*")) else ("HOST_INFO",)

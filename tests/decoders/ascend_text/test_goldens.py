@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.decoders.ascend_pt.test_goldens import GOLDENS, difference
+from tests.decoders.prof.test_goldens import REVISION
 from unified_prof.pipeline.convert import convert
 
 CASES = sorted(path.parent.name for path in GOLDENS.glob("*/text.tar.xz"))
@@ -31,7 +32,7 @@ def test_export_tables_equal_those_of_the_database(case: str, shared: Path, tmp_
     folders = sorted(tmp_path.glob("*_ascend_pt"))
     assert folders
     for folder in folders:
-        conversion = convert(folder, tmp_path / f"{folder.name}.db", schema="latest")
+        conversion = convert(folder, tmp_path / f"{folder.name}.db", schema=REVISION)
         assert not conversion.anomalies
         (expected,) = (source / "expected" / folder.name).glob("ascend_pytorch_profiler*")
         canon = shared / "goldens" / "canon.py"
