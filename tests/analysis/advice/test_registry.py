@@ -23,6 +23,8 @@ def test_every_rule_is_in_the_table_once_and_documented() -> None:
     assert rules == {rule.evaluate for rule in registry.RULES}
     assert len(registry.RULES) == len({rule.kind for rule in registry.RULES})
     assert all(rule.evaluate.__doc__ for rule in registry.RULES)
+    page = (Path(__file__).resolve().parents[3] / "docs" / "advice.md").read_text(encoding="utf-8")
+    assert [rule.kind for rule in registry.RULES if f"| `{rule.kind}` |" not in page] == []
 
 
 def test_skipped_rules_name_what_is_missing(tmp_path: Path) -> None:
