@@ -1,7 +1,5 @@
 """Settings and fixtures of all tests."""
 
-from __future__ import annotations
-
 import gc
 import os
 import signal

@@ -1,7 +1,5 @@
 """Runs programs, and keeps what they print."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Hand-written tracked runs for the tests of everything after tracking."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

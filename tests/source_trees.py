@@ -1,7 +1,5 @@
 """Syntax trees of the package, parsed once for all tests that use them."""
 
-from __future__ import annotations
-
 import ast
 import gc
 from functools import cache

@@ -1,7 +1,5 @@
 """Runs single statements on SQLite files."""
 
-from __future__ import annotations
-
 import sqlite3
 from contextlib import closing
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Everything except live profiling works and starts fast without torch."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The report of the CPU time of tests."""
 
-from __future__ import annotations
-
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -29,9 +27,7 @@ def test_exceeded_budget_is_reported() -> None:
     assert costs.report_lines({"a.py::test_y": 0.7}, 0.6) == ["1 s, over the budget of 1 s"]
 
 
-def test_cost_is_cpu_time_and_not_waiting_time(
-    request: pytest.FixtureRequest,
-) -> None:
+def test_cost_is_cpu_time_and_not_waiting_time(request: pytest.FixtureRequest) -> None:
     before = costs.processor_s()
     time.sleep(0.05)
     assert costs.processor_s() - before < 0.05

@@ -1,7 +1,5 @@
 """Commands that are forks behave as new interpreters do."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -1,7 +1,5 @@
 """Ledger of anomalies: a count and the first detail per name."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from unified_prof.base.columns import Entry, Ledger

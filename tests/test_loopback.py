@@ -1,7 +1,5 @@
 """The loopback server serves files to whoever has the address, and to no other request."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import re

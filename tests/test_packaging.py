@@ -1,7 +1,5 @@
 """Metadata of the package and its dependencies."""
 
-from __future__ import annotations
-
 import ast
 import re
 import sys

@@ -1,7 +1,5 @@
 """Secrets are redacted in every form; other text is unchanged."""
 
-from __future__ import annotations
-
 import json
 import random
 import string
@@ -13,13 +11,7 @@ from hypothesis import strategies as st
 
 from tests.hostile.harmless_commands import harmless_command
 from tests.hostile.secret_forms import all_forms
-from unified_prof.base.redaction import (
-    MASK,
-    is_secret_name,
-    redact,
-    redact_arguments,
-    redact_name,
-)
+from unified_prof.base.redaction import MASK, is_secret_name, redact, redact_arguments, redact_name
 
 _ALPHANUMERIC = string.ascii_letters + string.digits
 

@@ -1,7 +1,5 @@
 """SIGTERM and SIGHUP end uprof like `sys.exit`, and wait while reports are renamed."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

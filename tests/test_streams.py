@@ -1,7 +1,5 @@
 """Standard streams that are closed, full or missing."""
 
-from __future__ import annotations
-
 import io
 import os
 import subprocess
@@ -46,9 +44,7 @@ def test_data_for_a_broken_stdout_is_an_error(
         streams.hand_over("{}")
 
 
-def test_unencodable_characters_are_escaped(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_unencodable_characters_are_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stderr", stream)
     streams.tell("50 µs caf\udce9")

@@ -1,7 +1,5 @@
 """Size and wording of the package stay within the limits of pyproject.toml."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Texts of unknown origin are escaped to one harmless line; decimal numbers are exact."""
 
-from __future__ import annotations
-
 import os
 import unicodedata
 from decimal import Decimal

@@ -1,7 +1,5 @@
 """Backward time counts for the forward operation, and totals are preserved."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

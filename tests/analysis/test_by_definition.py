@@ -1,7 +1,5 @@
 """Device and operation times equal those recomputed from the raw trace."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections import Counter, defaultdict

@@ -1,7 +1,5 @@
 """Collective kinds have one name across vendors and versions."""
 
-from __future__ import annotations
-
 import pytest
 
 from unified_prof.decoders.gpu.pools import is_communication

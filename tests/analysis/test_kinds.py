@@ -1,7 +1,5 @@
 """A row of KINDS declares a breakdown for the command line, the formats and the page."""
 
-from __future__ import annotations
-
 import re
 from importlib import import_module
 from pathlib import Path

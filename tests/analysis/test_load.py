@@ -1,7 +1,5 @@
 """Cluster summaries are not opened as reports of a process."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

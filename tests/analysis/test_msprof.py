@@ -1,7 +1,5 @@
 """Device time is attributed to the operations, modules and lines that launched it."""
 
-from __future__ import annotations
-
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -402,9 +400,7 @@ def test_step_ends_when_its_last_device_task_ends(tmp_path: Path) -> None:
     assert summary_of(tmp_path / "msprof_1.db").totals.iteration_ns == 10_000
 
 
-def test_custom_cpp_node_is_not_attributed_to_the_preceding_operation(
-    tmp_path: Path,
-) -> None:
+def test_custom_cpp_node_is_not_attributed_to_the_preceding_operation(tmp_path: Path) -> None:
     engine = "autograd::engine::evaluate_function: "
     node = "torch::autograd::CppNode<Lookup<float> >"
     with Device(tmp_path / "msprof_1.db") as device:

@@ -1,7 +1,5 @@
 """Figures of databases from real devices equal those computed by SQL."""
 
-from __future__ import annotations
-
 import sqlite3
 from contextlib import closing
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Skyline reports become breakdowns; missing values stay unknown."""
 
-from __future__ import annotations
-
 import sqlite3
 from contextlib import closing
 from pathlib import Path

@@ -7,8 +7,6 @@ Transcribed from the reference tables in `tests/traces` of AMD-AGI/TraceLens:
 which float64 has a resolution of a thousandth.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

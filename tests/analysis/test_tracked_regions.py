@@ -1,7 +1,5 @@
 """Regions of tracked reports: time, nesting and comparison."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Figures do not depend on how many rows are processed at a time."""
 
-from __future__ import annotations
-
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Distinct values, lookup, numbering and ordering equal those of simple implementations."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

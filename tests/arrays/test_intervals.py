@@ -1,7 +1,5 @@
 """Unions and intersections equal those of the covered nanoseconds."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """The call tree equals that of comparing every pair of ranges."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st

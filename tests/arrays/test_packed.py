@@ -1,7 +1,5 @@
 """Packed columns contain the original values in little memory."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Tests that every backend must pass: subclass `BackendContract` in the backend's test file."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

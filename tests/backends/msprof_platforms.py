@@ -1,7 +1,5 @@
 """Options that the real msprof accepts and rejects per platform, with its messages."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Stand-in for CANN's profiling library in the application: creates PROF_* and records its name."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

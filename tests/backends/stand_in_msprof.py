@@ -8,8 +8,6 @@ application or the export failed. STAND_IN_MSPROF selects failures, and STAND_IN
 that gets a line for every start.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

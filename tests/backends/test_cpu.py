@@ -1,7 +1,5 @@
 """The CPU backend."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

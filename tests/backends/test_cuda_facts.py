@@ -1,7 +1,5 @@
 """Facts about CUDA devices, with stand-ins for NVML and torch."""
 
-from __future__ import annotations
-
 import sys
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Recordings of the running process with a stand-in for `msprof --dynamic`."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable

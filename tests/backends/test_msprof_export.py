@@ -1,7 +1,5 @@
 """Export of msprof's own database after the recording."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

@@ -1,7 +1,5 @@
 """Options of `uprof run` for msprof."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import pytest

@@ -1,7 +1,5 @@
 """The NPU backend with a stand-in for msprof."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import signal
@@ -219,11 +217,7 @@ def test_exit_codes_in_msprofs_messages_are_parsed(words: str, code: int) -> Non
     ],
 )
 def test_exit_code_of_a_workload_that_a_signal_ends(
-    reported: int | None,
-    observed: int | None,
-    status: int,
-    interrupted_by: int | None,
-    code: int,
+    reported: int | None, observed: int | None, status: int, interrupted_by: int | None, code: int
 ) -> None:
     ended = ProcessResult(status, (), interrupted_by)
     assert msprof_outcome.workload_exit_code(reported, observed, ended) == code

@@ -1,7 +1,5 @@
 """Operations measured on the NPU are reported even if the workload never ends."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Unknown chips and other releases of msprof: help is read, rejected options are dropped."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

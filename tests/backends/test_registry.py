@@ -1,7 +1,5 @@
 """The registry of backends."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

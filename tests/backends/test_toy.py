@@ -1,7 +1,5 @@
 """The contract of backends, on a minimal backend of another package."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

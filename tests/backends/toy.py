@@ -1,7 +1,5 @@
 """A backend of another package: it executes the script and returns a fixed measurement."""
 
-from __future__ import annotations
-
 import runpy
 import sys
 from importlib.metadata import EntryPoint

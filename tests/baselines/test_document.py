@@ -1,7 +1,5 @@
 """Stored runs as documents: round trip, damage and size limits."""
 
-from __future__ import annotations
-
 import zlib
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The baseline store: the same specification for SQLite and, if installed, PostgreSQL."""
 
-from __future__ import annotations
-
 import os
 import pwd
 import shutil

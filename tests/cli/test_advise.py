@@ -1,7 +1,5 @@
 """`uprof advise`, its formats, and `unified_prof.advise`."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`uprof anonymize`: no text of the owner is left, and figures stay equal."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import json

@@ -1,7 +1,5 @@
 """`uprof baseline show --history`: text, page, JSON and CSV of the same points."""
 
-from __future__ import annotations
-
 import csv
 import json
 from io import StringIO

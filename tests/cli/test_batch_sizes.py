@@ -1,7 +1,5 @@
 """`uprof run --batch-sizes`: throughput, memory and the largest batch."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """How commands end: exit codes, one-line errors, and closed or full streams."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal
@@ -156,9 +154,7 @@ BUG = (
 )
 
 
-def test_unexpected_exception_exits_with_code_70_and_saves_its_traceback(
-    place: Path,
-) -> None:
+def test_unexpected_exception_exits_with_code_70_and_saves_its_traceback(place: Path) -> None:
     found = python("-c", BUG, "db", "info", "empty.db", cwd=place, env={"TMPDIR": str(place)})
     assert found.returncode == BUG_EXIT_CODE == 70
     first, second = found.stderr.splitlines()
@@ -254,9 +250,7 @@ def test_traceback_goes_to_stderr_if_its_file_cannot_be_written(
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_ctrl_c_during_startup_prints_no_traceback(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_ctrl_c_during_startup_prints_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     class Interrupted:
         def find_spec(self, name: str, *_: object) -> None:
             if name == "unified_prof.cli.app":

@@ -1,7 +1,5 @@
 """`uprof check`: which tables of another exporter's database agree with the recording."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sqlite3
@@ -142,7 +140,7 @@ PLANTED: dict[str, tuple[Sequence[str], dict[str, str | None], str]] = {
     "exposed communication during computation": (
         [
             "INSERT INTO OVERLAP_ANALYSIS (id, deviceId, startNs, endNs, type) SELECT 99999,"
-            " deviceId, startNs, endNs, 2 FROM OVERLAP_ANALYSIS WHERE type = 0 LIMIT 1",
+            " deviceId, startNs, endNs, 2 FROM OVERLAP_ANALYSIS WHERE type = 0 LIMIT 1"
         ],
         {"OVERLAP_ANALYSIS": "recording"},
         "exposed communication during computation",

@@ -1,7 +1,5 @@
 """Rules for all commands: variables named after options, help screens, examples."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterator
 from pathlib import Path

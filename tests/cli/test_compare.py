@@ -1,7 +1,5 @@
 """`uprof diff`, `gate` and `baseline` on report files, in one process."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Settings files, with a test command."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Iterator
 from pathlib import Path

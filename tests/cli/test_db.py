@@ -1,7 +1,5 @@
 """`uprof db` commands."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Commands on the pages "From X to uprof" work as written."""
 
-from __future__ import annotations
-
 import lzma
 import shlex
 import shutil

@@ -1,7 +1,5 @@
 """`uprof doctor` and detection of the Ascend toolkit."""
 
-from __future__ import annotations
-
 import json
 import platform
 from pathlib import Path

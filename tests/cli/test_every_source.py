@@ -1,7 +1,5 @@
 """Every kind of recording, converted or passed directly to each command."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Commands that get no report name the command for the given file."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

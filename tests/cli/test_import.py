@@ -1,7 +1,5 @@
 """`uprof convert` of torch.profiler traces."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

@@ -1,7 +1,5 @@
 """Reuse of freed memory by the C library."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import platform

@@ -1,7 +1,5 @@
 """The msprof replacement in docs/from/torch-npu.md serves the calls of torch_npu."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

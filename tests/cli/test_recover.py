@@ -1,7 +1,5 @@
 """`uprof db recover`: data of killed runs is not lost."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

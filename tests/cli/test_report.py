@@ -1,7 +1,5 @@
 """`uprof report`: output, formats and errors."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """`uprof run` in this process, with a backend that returns prepared records."""
 
-from __future__ import annotations
-
 import json
 import signal
 import sys
@@ -187,9 +185,7 @@ def test_usage_error_prints_one_message(
     assert sorted(place.iterdir()) == before
 
 
-def test_existing_report_is_replaced_only_with_force(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_existing_report_is_replaced_only_with_force(capfd: pytest.CaptureFixture[str]) -> None:
     once = ("--backend", "toy", "-o", "out", "-q")
     assert uprof(*once, "work.py") == 0
     assert uprof(*once, "work.py") == 9

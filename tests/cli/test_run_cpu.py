@@ -1,7 +1,5 @@
 """`uprof run --backend cpu`: the examples, and failures of the workload."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

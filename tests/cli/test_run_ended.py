@@ -1,7 +1,5 @@
 """`uprof run` that is terminated, killed, or run with broken streams keeps its measurements."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """`uprof run --backend npu` from the shell, with a stand-in for msprof."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Paths, encodings and processes that msprof restricts, from the shell."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Classes of the program are passed between its processes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Recordings made by others are converted and read by every command."""
 
-from __future__ import annotations
-
 import json
 import lzma
 import shutil

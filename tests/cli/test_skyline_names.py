@@ -1,7 +1,5 @@
 """`uprof time` and `uprof memory` write one file each, as Skyline's commands do."""
 
-from __future__ import annotations
-
 import sqlite3
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Imports, garbage collection and BLAS threads at start-up."""
 
-from __future__ import annotations
-
 import gc
 import os
 import subprocess
@@ -121,9 +119,7 @@ def test_blas_uses_one_thread_unless_the_user_sets_a_number(
     assert os.environ.get(name) == wish
 
 
-def test_objects_are_frozen_at_exit_only_if_no_program_ran(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_objects_are_frozen_at_exit_only_if_no_program_ran(monkeypatch: pytest.MonkeyPatch) -> None:
     frozen: list[bool] = []
     monkeypatch.setattr(gc, "freeze", lambda: frozen.append(True))
     with thresholds((700, 10, 10)):

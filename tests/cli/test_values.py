@@ -1,7 +1,5 @@
 """Values of parameters are converted by type, and invalid values are refused."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal

@@ -1,7 +1,5 @@
 """`uprof view` serves the page or the timeline of a run to a browser on this machine."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """`uprof advise --what-if`, its formats, and `unified_prof.what_if`."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

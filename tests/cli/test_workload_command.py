@@ -1,7 +1,5 @@
 """Options after the module belong to the module."""
 
-from __future__ import annotations
-
 import pytest
 
 from unified_prof.cli.run_options import end_options_after_module

@@ -1,7 +1,5 @@
 """Several workloads at a time: `gate --workload`, `diff --workload`, `gate --until-sure`."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Small recordings of the ranks of a run, as traces and as databases."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

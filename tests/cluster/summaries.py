@@ -1,7 +1,5 @@
 """Summaries of invented runs for tests of their output; figures are functions of the rank."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
 from collections.abc import Iterable, Sequence

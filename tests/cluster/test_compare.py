@@ -1,7 +1,5 @@
 """Comparison and gate of two multi-rank runs."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Clock drift between hosts in long recordings is estimated and reported."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Ranks whose hosts run ahead of their devices: a step lasts as long as on the device."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Operations of ranks are matched by ranks, kind and number, not by name."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Errors for mixed, incomplete or missing recordings of multi-rank runs."""
 
-from __future__ import annotations
-
 import shutil
 import sqlite3
 from contextlib import closing

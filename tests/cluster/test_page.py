@@ -1,7 +1,5 @@
 """The page of a multi-rank run has the figures of its JSON document."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
 from contextlib import closing

@@ -1,7 +1,5 @@
 """A rank's database as a partial, and partials as files."""
 
-from __future__ import annotations
-
 import pickle
 import sqlite3
 from contextlib import closing

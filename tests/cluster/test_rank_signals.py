@@ -1,7 +1,5 @@
 """Ranks are compared with each other as simple implementations do it."""
 
-from __future__ import annotations
-
 import statistics
 
 import numpy as np

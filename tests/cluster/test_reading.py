@@ -1,7 +1,5 @@
 """Report of a multi-rank run as text, JSON, CSV and Markdown."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """`uprof report` of a directory of ranks."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

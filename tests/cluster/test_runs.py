@@ -1,7 +1,5 @@
 """Recordings of two runs of a program are distinguished, or refused by name."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

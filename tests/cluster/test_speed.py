@@ -1,7 +1,5 @@
 """Optimized code paths give the results of simple ones, and needless work is skipped."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

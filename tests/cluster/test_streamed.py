@@ -1,7 +1,5 @@
 """Long runs: the first steps are held in memory, and the rest is summed rank by rank."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

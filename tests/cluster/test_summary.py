@@ -1,7 +1,5 @@
 """The summary file is valid, and its rows are those of the simulated run."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

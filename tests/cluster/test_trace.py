@@ -1,7 +1,5 @@
 """Selected ranks of a run as one trace, on a common clock and cut to a step."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
 from contextlib import closing

@@ -1,7 +1,5 @@
 """Transfers between pipeline stages in traces of torch.profiler."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -64,9 +62,7 @@ def test_stages_connected_by_transfers_only_have_one_clock(databases: list[Path]
     assert set(align_clocks(matched).island.tolist()) == {0}
 
 
-def test_unrecorded_host_and_device_names_are_unknown(
-    databases: list[Path],
-) -> None:
+def test_unrecorded_host_and_device_names_are_unknown(databases: list[Path]) -> None:
     for path in databases:
         (one,) = read_partials(path)
         assert (one.facts.host, one.facts.device_name) == (None, None)

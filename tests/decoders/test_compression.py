@@ -1,7 +1,5 @@
 """Compressed recordings: recognized by their first bytes, read in bounded memory."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import io

@@ -1,7 +1,5 @@
 """Intervals of OVERLAP_ANALYSIS, compared with sets of unit intervals and worked examples."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

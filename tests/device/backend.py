@@ -1,7 +1,5 @@
 """Backend of the test device."""
 
-from __future__ import annotations
-
 from tests.device import build
 from unified_prof.backends.torch_device import TorchBackend
 

@@ -3,8 +3,6 @@
 python -m tests.device.build
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import os

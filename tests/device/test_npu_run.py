@@ -1,7 +1,5 @@
 """`uprof run --backend npu` with a stand-in for msprof and the test device as NPU."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

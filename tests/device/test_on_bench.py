@@ -1,7 +1,5 @@
 """Run each file of `on_bench` in a process of its own, as torch can have one such device."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`scripts/bench_tracking.py --device bench`: operation times match the known kernel times."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The pages of the documentation for the tests."""
 
-from __future__ import annotations
-
 import re
 import runpy
 from collections.abc import Iterator

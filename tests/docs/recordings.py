@@ -1,7 +1,5 @@
 """Recordings and files for the documentation's examples, by the names that the pages use."""
 
-from __future__ import annotations
-
 import lzma
 import os
 import shutil

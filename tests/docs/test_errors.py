@@ -1,7 +1,5 @@
 """Every error has a name that its message shows and that docs/troubleshooting.md explains."""
 
-from __future__ import annotations
-
 import ast
 import pickle
 import re

@@ -6,8 +6,6 @@ block gives an exit code. A comment above a block gives further requirements:
 `<!-- not run: REASON -->`, `<!-- with: NAME=KIND, ... -->`, `<!-- exit: N -->`.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib
 import os

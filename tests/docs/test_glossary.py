@@ -1,7 +1,5 @@
 """Every heading of a table or figure is explained in the glossary."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 

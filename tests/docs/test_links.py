@@ -1,7 +1,5 @@
 """Links of the documentation resolve within it, or are well-formed addresses."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from urllib.parse import urlsplit

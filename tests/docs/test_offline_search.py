@@ -1,7 +1,5 @@
 """The search of the documentation site works from disk, where browsers refuse workers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Pages say what users need in plain English, and what is not published yet."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

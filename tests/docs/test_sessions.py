@@ -1,7 +1,5 @@
 """The recorded sessions are complete and short, and the page shows them."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import re

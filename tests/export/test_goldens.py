@@ -4,8 +4,6 @@ The comparison excludes data missing from the database (`docs/export.md`), conne
 free, and the order of simultaneous tasks, which the vendor does not define.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import os

@@ -3,8 +3,6 @@
 Samples are 1.25 s apart, in which whole MB/s are whole numbers of what is counted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

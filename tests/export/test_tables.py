@@ -1,7 +1,5 @@
 """Tables exported as Parquet and Arrow: typed, with texts instead of ids, complete."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`python -m tests.faults`: run trials and print the counts per command and fault."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import random

@@ -1,7 +1,5 @@
 """Commands under test: arguments, inputs, outputs, and documented exit codes."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sqlite3
@@ -144,11 +142,7 @@ COMMANDS = (
         "cluster report -o", "cluster report {in}/run.cluster -o out.html", _REPORT, is_file=True
     ),
     Command(
-        "db upgrade",
-        "db upgrade old.db",
-        (7, 8, 9),
-        changes=(("old.db", "old.db"),),
-        replace="",
+        "db upgrade", "db upgrade old.db", (7, 8, 9), changes=(("old.db", "old.db"),), replace=""
     ),
     Command("db create", "db create out.db", (2, 9), is_file=True, weight=1),
 )

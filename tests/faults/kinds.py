@@ -1,7 +1,5 @@
 """Faults: signals, full and read-only disks, limits, closed streams, missing directories."""
 
-from __future__ import annotations
-
 import os
 import random
 import resource

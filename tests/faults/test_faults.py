@@ -1,7 +1,5 @@
 """A reduced form of `python -m tests.faults`, and tests of the checks themselves."""
 
-from __future__ import annotations
-
 import sqlite3
 import sys
 from contextlib import closing

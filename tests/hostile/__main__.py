@@ -1,7 +1,5 @@
 """`python -m tests.hostile`: attack all formats, print counts, exit with 1 if anything failed."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 import tempfile

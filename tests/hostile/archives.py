@@ -1,7 +1,5 @@
 """Archives that are hostile themselves: bombs, overlaps, wrong sizes, endless headers."""
 
-from __future__ import annotations
-
 import struct
 import tarfile
 import zlib

@@ -1,7 +1,5 @@
 """Inputs that are hostile as a whole: bombs, nesting, huge values, archives, links and devices."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import io

@@ -1,7 +1,5 @@
 """Formats under attack: how to make a small input of each, and the commands that read it."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import json

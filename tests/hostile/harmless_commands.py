@@ -6,8 +6,6 @@ CLI, Hydra, Megatron-LM, vLLM and Slurm.
 
 # ruff: noqa: E501 (lists of names)
 
-from __future__ import annotations
-
 import random
 
 _HEX = "0123456789abcdef"

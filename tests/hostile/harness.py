@@ -4,8 +4,6 @@
 process that runs the command line with limits on memory, processor time and file size.
 """
 
-from __future__ import annotations
-
 import csv
 import importlib
 import json

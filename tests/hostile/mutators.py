@@ -4,8 +4,6 @@ A mutator changes one file in place, with a random generator, and returns False 
 to the file. `MUTATORS` lists those of files, `FOLDER_MUTATORS` those of directories.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

@@ -3,8 +3,6 @@
 All secrets are invented. The shapes of tokens are those of the rules of gitleaks.
 """
 
-from __future__ import annotations
-
 import random
 import string
 from dataclasses import dataclass

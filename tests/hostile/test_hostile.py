@@ -3,8 +3,6 @@
 `python -m tests.hostile --rounds 1000` is the full form; docs/validation.md has its counts.
 """
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

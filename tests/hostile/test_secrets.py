@@ -1,7 +1,5 @@
 """Secrets in everything that commands are given are in nothing that they write."""
 
-from __future__ import annotations
-
 import gzip
 import os
 import re

@@ -1,7 +1,5 @@
 """The Python code of docs/tracking.md, so that tests run the published recipes."""
 
-from __future__ import annotations
-
 import re
 
 from tests.conftest import ROOT

@@ -1,7 +1,5 @@
 """`uprof mcp`, driven over stdio by the client of the official SDK."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -138,12 +136,7 @@ QUESTIONS: dict[str, tuple[list[Call], Callable[..., bool]]] = {
         [
             (
                 "timeline_slice",
-                {
-                    "path": "npu.db",
-                    "start_ms": 0.0012,
-                    "duration_ms": 0.00005,
-                    "track": "device",
-                },
+                {"path": "npu.db", "start_ms": 0.0012, "duration_ms": 0.00005, "track": "device"},
             )
         ],
         lambda one: [row["name"] for row in one.rows] == ["relu_kernel"],

@@ -1,7 +1,5 @@
 """A profile between two callbacks begins once, ends once and never ends the training."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import os
@@ -62,9 +60,7 @@ def test_measurement_begins_once_and_ends_once(recorder: Recorder) -> None:
     assert recorder.calls == [("out", {"iterations": 3}), "ended"]
 
 
-def test_training_error_is_passed_to_the_profile_and_not_raised(
-    recorder: Recorder,
-) -> None:
+def test_training_error_is_passed_to_the_profile_and_not_raised(recorder: Recorder) -> None:
     measured = Measurement()
     measured.begin()
     measured.end(RuntimeError("out of memory"))

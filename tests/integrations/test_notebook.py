@@ -1,7 +1,5 @@
 """`%%uprof` in an IPython shell and in a real kernel."""
 
-from __future__ import annotations
-
 import atexit
 import gc
 import importlib.util

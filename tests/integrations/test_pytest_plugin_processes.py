@@ -1,7 +1,5 @@
 """The pytest plugin in processes: repeated runs, workers of pytest-xdist, regressions."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 Run where the packages are installed: `python -m pytest -m clients tests/integrations`.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -1,7 +1,5 @@
 """Files of an editor are found among the files of a run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """`on_trace_ready` converts a profiler's recording before the training continues."""
 
-from __future__ import annotations
-
 import errno
 import gzip
 import json

@@ -1,7 +1,5 @@
 """The extension for Visual Studio Code builds from npm, and its bundle works."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Small databases of every revision, and their comparable content."""
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager

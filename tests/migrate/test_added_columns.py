@@ -4,8 +4,6 @@ Readers do not expect NULL in a column that every exporter of that revision fill
 formats without such a mark get NULL.
 """
 
-from __future__ import annotations
-
 from itertools import pairwise
 from pathlib import Path
 from typing import Any

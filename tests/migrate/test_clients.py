@@ -1,7 +1,5 @@
 """Third-party readers can open and use upgraded files."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

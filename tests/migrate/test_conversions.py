@@ -1,7 +1,5 @@
 """Conversions of existing rows, and counts of rows that cannot be converted."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

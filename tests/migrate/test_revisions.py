@@ -1,7 +1,5 @@
 """Every revision is the same whether created, migrated to or read from the frozen text."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
 from contextlib import closing
@@ -122,9 +120,7 @@ MISPRINTS = {
 }
 
 
-def test_documented_revision_is_the_published_document_except_for_its_errors(
-    shared: Path,
-) -> None:
+def test_documented_revision_is_the_published_document_except_for_its_errors(shared: Path) -> None:
     source = shared / "reference" / "msprof-schema" / "seed-document.json"
     document = json.loads(source.read_text())
     schema = catalogue.load("msprof", "documented")

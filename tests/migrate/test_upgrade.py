@@ -1,7 +1,5 @@
 """Upgrades in place by copy and rename, or into another file; never half done."""
 
-from __future__ import annotations
-
 import os
 import resource
 import shutil

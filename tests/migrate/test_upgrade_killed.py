@@ -1,7 +1,5 @@
 """Upgrades killed at every moment, and concurrent upgrades of one file."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

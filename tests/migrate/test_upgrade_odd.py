@@ -1,7 +1,5 @@
 """Upgrades of unusual and damaged files, and interrupted upgrades."""
 
-from __future__ import annotations
-
 import random
 import signal
 import sqlite3

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from unified_prof.errors import UsageError
@@ -30,9 +28,7 @@ def index_of(revision: str) -> int:
 
 
 @pytest.mark.parametrize("revision", catalogue.REVISIONS["msprof"])
-def test_every_revision_keeps_the_tables_and_indexes_of_the_previous_one(
-    revision: str,
-) -> None:
+def test_every_revision_keeps_the_tables_and_indexes_of_the_previous_one(revision: str) -> None:
     spec = catalogue.load("msprof", revision)
     number = index_of(revision)
     if number:

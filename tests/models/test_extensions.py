@@ -1,7 +1,5 @@
 """The frozen text of extension tables equals their models."""
 
-from __future__ import annotations
-
 import pkgutil
 import sqlite3
 from contextlib import closing

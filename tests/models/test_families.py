@@ -1,7 +1,5 @@
 """The models of Skyline and cluster databases equal the frozen text."""
 
-from __future__ import annotations
-
 import sqlite3
 from typing import Any
 

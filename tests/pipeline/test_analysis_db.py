@@ -1,7 +1,5 @@
 """analysis.db of NPU recordings."""
 
-from __future__ import annotations
-
 import sqlite3
 from contextlib import closing
 from pathlib import Path

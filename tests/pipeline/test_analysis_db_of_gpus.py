@@ -1,7 +1,5 @@
 """analysis.db of GPU recordings."""
 
-from __future__ import annotations
-
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -127,9 +125,7 @@ def test_rank_without_place_in_the_group_has_no_matrix_row(
     assert len(found["CommAnalyzerBandwidth"]) == 3
 
 
-def test_collectives_outside_every_step_are_omitted(
-    tmp_path: Path,
-) -> None:
+def test_collectives_outside_every_step_are_omitted(tmp_path: Path) -> None:
     more = [call(500, 1, 4), pipeline_kernel(520, 10, 4, "allreduce", Seq=2)]
     trace = pipeline(tmp_path / "t.json", *more)
     found = convert_and_query(trace, {"CommAnalyzerTime": "step", "StepTraceTime": "communication"})

@@ -1,7 +1,5 @@
 """Files beside a report in the layout of torch_npu."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The cache of reports that `--convert` makes."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Builds of multi-rank runs: incremental, resumable, and complete except for unreadable ranks."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

@@ -1,7 +1,5 @@
 """Runs read by a Dask scheduler and workers started by command line, with S3 storage."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """Inputs of a cluster run: one per rank, other files ignored."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sqlite3

@@ -1,7 +1,5 @@
 """`cluster build --watch` adds ranks while their files appear."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 import sqlite3

@@ -1,7 +1,5 @@
 """Conversion of one recording and of directories of recordings."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """UPROF_COVERAGE accounts for every byte, event and row of a recording."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import pickle

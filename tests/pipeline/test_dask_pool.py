@@ -1,7 +1,5 @@
 """Dask executors: dead workers, lost schedulers, other versions."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import signal
@@ -187,9 +185,7 @@ def test_signal_waits_until_workers_have_ended() -> None:
     assert ended
 
 
-def test_missing_dask_names_the_command_that_installs_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_missing_dask_names_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(EngineError, match="distributed is not installed") as raised:
         dask_pool.local_pool(2).__enter__()

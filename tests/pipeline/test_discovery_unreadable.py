@@ -1,7 +1,5 @@
 """Files of a directory that are named like recordings but cannot be read."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

@@ -1,7 +1,5 @@
 """Multi-rank runs: processes of torchrun that train together over gloo."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

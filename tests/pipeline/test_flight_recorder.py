@@ -1,7 +1,5 @@
 """`uprof report` of Flight Recorder dumps: which rank did not enter which collective."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import pickle

@@ -1,7 +1,5 @@
 """Real Nsight Systems exports, compared with SQL queries on the exports."""
 
-from __future__ import annotations
-
 import json
 import lzma
 from pathlib import Path
@@ -164,9 +162,7 @@ def test_commands_accept_converted_exports(
     assert timeline.stat().st_size > 1_000
 
 
-def test_report_separates_copies_from_compute(
-    conversion: dict[str, Conversion],
-) -> None:
+def test_report_separates_copies_from_compute(conversion: dict[str, Conversion]) -> None:
     database = str(conversion["h100_2gpu_1s"].database)
     result = CliRunner().invoke(app, ["report", database])
     assert result.exit_code == 0, result.stderr

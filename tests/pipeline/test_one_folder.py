@@ -1,7 +1,5 @@
 """Processes and attempts that share an output directory: no report is lost."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

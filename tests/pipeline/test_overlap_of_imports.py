@@ -1,7 +1,5 @@
 """OVERLAP_ANALYSIS of imports, and the queries of MindStudio Insight's overall view."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

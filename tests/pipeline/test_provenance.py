@@ -1,7 +1,5 @@
 """Facts about the run in its report, without secrets."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """A rank that cannot be measured: training continues, and its report has the reason."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

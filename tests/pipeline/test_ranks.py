@@ -1,7 +1,5 @@
 """Ranks from the environment variables of launchers."""
 
-from __future__ import annotations
-
 import sys
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Real traces, converted and compared with figures computed from their JSON."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

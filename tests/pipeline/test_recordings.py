@@ -1,7 +1,5 @@
 """Databases of NPU recordings: uprof's decoder or the vendor's exporter."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Diff and gate on measured runs: the slower line is named, the verdict is right."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count

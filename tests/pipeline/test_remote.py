@@ -1,7 +1,5 @@
 """Remote storage: a local S3 server, and failing file systems in memory."""
 
-from __future__ import annotations
-
 import socket
 import sys
 from collections.abc import Iterator
@@ -277,9 +275,7 @@ def test_unsupported_schemes_are_usage_errors() -> None:
         assert raised.value.hint == "run `pip install gcsfs`"
 
 
-def test_missing_fsspec_names_the_install_command(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_missing_fsspec_names_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "fsspec", None)
     with pytest.raises(UsageError, match="reading URLs needs fsspec") as raised:
         find("s3://x/y")

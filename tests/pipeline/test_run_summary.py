@@ -1,7 +1,5 @@
 """Summaries of run-time and memory reports."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Every source of the registry, each with a tiny recording of its kind."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import io

@@ -1,7 +1,5 @@
 """Recordings from standard input."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import io

@@ -1,7 +1,5 @@
 """`uprof run --report timeline` in this process, on the CPU."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

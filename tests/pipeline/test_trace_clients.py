@@ -1,7 +1,5 @@
 """Readers of other projects on imported traces; MSPROF_ANALYZE is the path of msprof-analyze."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A trace of a pipeline of two ranks, recorded by the second one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.decoders.kineto.builders import call, complete, kernel, write

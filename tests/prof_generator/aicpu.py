@@ -5,8 +5,6 @@ in the device's log only. Records of the AI CPUs about either are added separate
 can omit them or make them contradictory.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from pathlib import Path
 from typing import Any

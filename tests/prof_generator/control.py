@@ -1,7 +1,5 @@
 """The control files of a generated recording."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Sampled hardware counters of a generated recording, and their expected rows."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

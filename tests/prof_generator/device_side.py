@@ -1,7 +1,5 @@
 """The device's records of a generated workload: task logs, PMU counters, flips, frequencies."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

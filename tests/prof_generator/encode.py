@@ -1,7 +1,5 @@
 """Writes records and texts as slices and companion files of a PROF_* directory."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any

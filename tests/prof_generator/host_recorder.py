@@ -1,7 +1,5 @@
 """Records calls and host records of all kinds, like the host's profiler."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The host's share of a generated recording: launches besides operators, and marks."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from tests.prof_generator.encode import host_records

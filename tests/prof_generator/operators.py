@@ -1,7 +1,5 @@
 """Compute operators of a generated workload: their calls, launches and descriptions."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Contents of a generated recording."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from fractions import Fraction
 

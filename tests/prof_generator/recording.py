@@ -1,7 +1,5 @@
 """Assembles a recording: a PROF_* directory with all its parts."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The expected tables of a generated recording."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

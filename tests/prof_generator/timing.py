@@ -4,8 +4,6 @@ Moments are nanoseconds since the session's start. Expected times are computed f
 counter value in integer arithmetic.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any

@@ -1,7 +1,5 @@
 """Samples of the host in a generated recording, and their expected rows."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The tasks of a generated workload: launches, and when the device runs them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

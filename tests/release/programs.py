@@ -1,7 +1,5 @@
 """Optional programs for tests of the release."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """The wheel and the sdist, built as for publication and used as installed."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -59,9 +57,7 @@ def test_metadata_passes_the_checks_of_the_package_index(distributions: dict[str
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_wheel_contains_runtime_data_and_no_tests(
-    distributions: dict[str, Path],
-) -> None:
+def test_wheel_contains_runtime_data_and_no_tests(distributions: dict[str, Path]) -> None:
     with zipfile.ZipFile(distributions["wheel"]) as wheel:
         names = wheel.namelist()
     tops = {name.partition("/")[0] for name in names}

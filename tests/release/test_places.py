@@ -1,7 +1,5 @@
 """Other ways to install: the container image and the conda recipe."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

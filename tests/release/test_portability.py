@@ -1,7 +1,5 @@
 """Reading works without the features that Windows or macOS lack, and in every locale."""
 
-from __future__ import annotations
-
 import ast
 import os
 import subprocess

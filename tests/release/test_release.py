@@ -1,7 +1,5 @@
 """Releases: one place for the version, a well-formed changelog, and a matching tag."""
 
-from __future__ import annotations
-
 import importlib.util
 import shutil
 from pathlib import Path

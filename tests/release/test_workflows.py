@@ -1,7 +1,5 @@
 """GitHub workflows match the schema, pin versions and have minimal permissions."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

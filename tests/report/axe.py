@@ -1,7 +1,5 @@
 """Run axe-core, from whichever installed package contains it, on a page."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Pages of reports for tests in a browser."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

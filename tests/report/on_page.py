@@ -1,7 +1,5 @@
 """Actions on a page in a browser, and the recordings of these pages."""
 
-from __future__ import annotations
-
 import json
 import re
 import time

@@ -1,7 +1,5 @@
 """Every JSON document of the command line is as its JSON Schema says, without further keys."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Formats of a device comparison: all formats, the CSV table and the HTML page."""
 
-from __future__ import annotations
-
 import csv
 import json
 from io import StringIO

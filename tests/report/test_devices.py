@@ -1,7 +1,5 @@
 """Device comparison as text, Markdown and JSON."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The JSON encoder writes what Python's own encoder writes."""
 
-from __future__ import annotations
-
 import json
 import math
 from enum import Enum

@@ -1,7 +1,5 @@
 """Files with any name are read and written, and their names are escaped in output."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Findings above the figures of a report."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

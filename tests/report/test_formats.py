@@ -1,7 +1,5 @@
 """All formats have the same figures and escape names."""
 
-from __future__ import annotations
-
 import base64
 import csv
 import io

@@ -1,7 +1,5 @@
 """Databases with invalid values: every format is still produced, or fails with a usage error."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
 import tempfile

@@ -1,7 +1,5 @@
 """Directories with damaged or missing ranks: every format names them with the reason."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """Names in tables are shortened and stay distinct; programs get full names."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

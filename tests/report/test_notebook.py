@@ -1,7 +1,5 @@
 """HTML output in notebooks: every public object, escaped, inert and of limited size."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path

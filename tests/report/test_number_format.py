@@ -1,7 +1,5 @@
 """Formatted figures: three digits, a suitable unit, and unmeasured values are not zero."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

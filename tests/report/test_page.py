@@ -1,7 +1,5 @@
 """The page in a browser: layout, escaping, provenance and address."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Accessibility of the pages: axe-core, keyboard and contrast."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Charts of the page in a browser: steps, roofline and icicle."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Data of the page, and texts that it shares with other formats."""
 
-from __future__ import annotations
-
 import json
 import re
 from importlib.resources import files

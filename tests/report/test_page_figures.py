@@ -1,7 +1,5 @@
 """The figures on the page equal those of JSON, for recordings of every kind of device."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

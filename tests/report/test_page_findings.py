@@ -1,7 +1,5 @@
 """Findings on the page in a browser."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

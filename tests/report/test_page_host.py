@@ -1,7 +1,5 @@
 """Host threads on the timeline of the page, with arrows to their tasks."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any

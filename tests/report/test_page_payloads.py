@@ -1,7 +1,5 @@
 """Names that are markup, scripts or styles stay text on every kind of page, in all its views."""
 
-from __future__ import annotations
-
 import re
 import sqlite3
 import threading

@@ -1,7 +1,5 @@
 """The page passes its timeline to Perfetto only if requested."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tables of the page in a browser: sorting, search, copying and saving."""
 
-from __future__ import annotations
-
 import csv
 import io
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Timeline of the page in a browser: zoom, search, selection and idle reasons."""
 
-from __future__ import annotations
-
 import re
 import time
 from pathlib import Path

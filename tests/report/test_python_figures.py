@@ -1,7 +1,5 @@
 """Figures of reports in Python equal those of the commands."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import sys

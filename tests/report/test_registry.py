@@ -1,7 +1,5 @@
 """Formats of `uprof report` and the files that they are written to."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The summary that `uprof run` prints at its end."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -18,9 +16,7 @@ from unified_prof.report.document import Document
 from unified_prof.report.figures import collect_figures
 
 
-def test_footer_has_headline_top_rows_anomalies_and_files(
-    tmp_path: Path,
-) -> None:
+def test_footer_has_headline_top_rows_anomalies_and_files(tmp_path: Path) -> None:
     operations: list[tuple[str, float, None, list[Frame]]] = [
         (f"op_{number}", 1.0 + number, None, []) for number in range(12)
     ]
@@ -52,9 +48,7 @@ def test_footer_has_the_figures_of_report(tmp_path: Path) -> None:
     assert set(shown[:-2]) <= set(whole.splitlines())
 
 
-def test_unreadable_report_is_a_warning_in_the_footer(
-    tmp_path: Path,
-) -> None:
+def test_unreadable_report_is_a_warning_in_the_footer(tmp_path: Path) -> None:
     (tmp_path / "run_time.sqlite").write_bytes(b"")
     shown = report_document.run_footer({"run-time": [tmp_path / "run_time.sqlite"]})
     assert "warning: " in shown

@@ -1,7 +1,5 @@
 """Recordings made by others give a report in every format, with the figures of SQL queries."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

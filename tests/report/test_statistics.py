@@ -1,7 +1,5 @@
 """`uprof report --stats`: distribution of the durations of operations and kernels."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Breakdowns as Parquet and Arrow files have the figures of JSON and constant column types."""
 
-from __future__ import annotations
-
 import io
 import json
 import sys

@@ -1,7 +1,5 @@
 """Text of documents: wrapping, columns and findings."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import groupby
 

@@ -1,7 +1,5 @@
 """Traces: slices on tracks, arrows from launches to tasks, and counters."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import time

@@ -1,7 +1,5 @@
 """The specification of a run: what it refuses, and that all of it reaches another process."""
 
-from __future__ import annotations
-
 import json
 import os
 from dataclasses import fields, replace

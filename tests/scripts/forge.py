@@ -1,7 +1,5 @@
 """A small server that answers like GitHub and GitLab for listing and writing comments."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The GitHub action passes its inputs to its script, which runs anywhere."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The comment on a pull or merge request is written by the first run and updated by later ones."""
 
-from __future__ import annotations
-
 import os
 import re
 import runpy

@@ -1,7 +1,5 @@
 """`scripts/bench_before.py` and its checkouts end in time and leave nothing behind."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import signal

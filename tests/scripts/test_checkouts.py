@@ -1,7 +1,5 @@
 """Checkouts of other revisions, which scripts compare with this one."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Figures compared with HolisticTraceAnalysis 0.5.0; HTA_PYTHON is the Python that has it."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """`scripts/compare_outputs.py` reports differences except those between any two runs."""
 
-from __future__ import annotations
-
 import importlib
 import sqlite3
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """`make compat` runs existing tests and prints the row of the table."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import subprocess

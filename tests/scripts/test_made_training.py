@@ -1,7 +1,5 @@
 """The recording for read benchmarks resembles a training."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`python -m tests.simulated [NAME...]`: a row per program, and a summary."""
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 

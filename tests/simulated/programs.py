@@ -1,7 +1,5 @@
 """The programs, with planted faults or healthy, and what `uprof advise` finds in their traces."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache

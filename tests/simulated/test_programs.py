@@ -1,7 +1,5 @@
 """`uprof advise` names planted faults with their true gain, and no fault in healthy programs."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.simulated.machine import TABLES

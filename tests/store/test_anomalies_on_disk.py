@@ -1,7 +1,5 @@
 """UPROF_ANOMALIES is a ledger: counts are summed, and the first detail is kept."""
 
-from __future__ import annotations
-
 import sqlite3
 from contextlib import closing
 

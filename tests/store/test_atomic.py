@@ -1,7 +1,5 @@
 """Atomic files: complete under their name, or absent."""
 
-from __future__ import annotations
-
 import errno
 import os
 import sqlite3

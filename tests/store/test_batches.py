@@ -1,7 +1,5 @@
 """Columns and scalars as SQLite parameters."""
 
-from __future__ import annotations
-
 from array import array
 from enum import IntEnum
 from typing import Any

@@ -1,7 +1,5 @@
 """Types of the arrays that `Report.columns` returns."""
 
-from __future__ import annotations
-
 import sqlite3
 from contextlib import closing
 from typing import Any

@@ -1,7 +1,5 @@
 """`Report.integers`: columns from pages, printed text and cursors are equal."""
 
-from __future__ import annotations
-
 import sqlite3
 import tempfile
 from contextlib import closing

@@ -1,7 +1,5 @@
 """Detection of family, revision and producer of a report."""
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Iterable
 from contextlib import closing
@@ -151,9 +149,7 @@ def test_additions_of_viewers_do_not_change_the_revision(tmp_path: Path) -> None
     assert found.producer == "msprof + torch_npu"
 
 
-def test_file_of_msmonitor_is_recognized_despite_its_contradictory_version(
-    tmp_path: Path,
-) -> None:
+def test_file_of_msmonitor_is_recognized_despite_its_contradictory_version(tmp_path: Path) -> None:
     path = create_report(
         tmp_path / "a.db",
         "1.2.0_20260128",

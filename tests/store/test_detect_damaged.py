@@ -1,7 +1,5 @@
 """Detection of reports after a crash, a truncated copy or a manual change."""
 
-from __future__ import annotations
-
 import shutil
 import sqlite3
 from contextlib import closing

@@ -1,7 +1,5 @@
 """Databases of other tools are read as tables of values, whatever else they contain."""
 
-from __future__ import annotations
-
 import sqlite3
 from contextlib import closing
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Files made to hang, to fill the disk or to mislead are refused quickly."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sqlite3

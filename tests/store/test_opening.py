@@ -1,7 +1,5 @@
 """Opening changes no file, in any state, and names what is wrong with invalid ones."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Temporary files of killed processes are removed, those of running ones are kept."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

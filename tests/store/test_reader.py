@@ -1,7 +1,5 @@
 """Reading of reports at any revision."""
 
-from __future__ import annotations
-
 import sqlite3
 import sys
 from contextlib import closing

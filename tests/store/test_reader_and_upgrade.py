@@ -1,7 +1,5 @@
 """An old file and its upgraded copy read the same."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

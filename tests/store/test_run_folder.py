@@ -1,7 +1,5 @@
 """`run.json` lists the ranks of a run and the missing ones."""
 
-from __future__ import annotations
-
 import json
 import os
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """The declarations of a schema are queried once for all files with it."""
 
-from __future__ import annotations
-
 import sqlite3
 from contextlib import closing
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Run-time and memory reports in the tables of Skyline."""
 
-from __future__ import annotations
-
 import os
 import sqlite3
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The spool of a run returns what was written and refuses everything else."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The pool of strings of a report."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,7 +1,5 @@
 """Rows written as pages and as statements give the same file."""
 
-from __future__ import annotations
-
 import errno
 import sqlite3
 from collections.abc import Mapping, Sequence

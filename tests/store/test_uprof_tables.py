@@ -1,7 +1,5 @@
 """Facts that become known after a report was written."""
 
-from __future__ import annotations
-
 import sqlite3
 from contextlib import closing
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Indexes are created at the cheaper moment, and are complete and valid."""
 
-from __future__ import annotations
-
 import sqlite3
 from contextlib import closing
 from pathlib import Path

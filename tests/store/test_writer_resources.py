@@ -1,7 +1,5 @@
 """Full disks, read-only directories, and the memory for writing."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Writing of older revisions from the newest names and meanings."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

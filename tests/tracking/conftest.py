@@ -1,7 +1,5 @@
 """Fixtures for tests that track workloads."""
 
-from __future__ import annotations
-
 import gc
 import sys
 from collections.abc import Iterator

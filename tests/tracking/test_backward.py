@@ -1,7 +1,5 @@
 """Hooks on autograd nodes: the times that they record, and their removal."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Invalid workloads: their traceback or one clear message; earlier measurements are kept."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

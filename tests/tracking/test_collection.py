@@ -1,7 +1,5 @@
 """Automatic garbage collection is suspended during a measured backward pass, and restored."""
 
-from __future__ import annotations
-
 import gc
 import os
 import threading

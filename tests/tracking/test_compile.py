@@ -1,7 +1,5 @@
 """Compiled regions are one operation, and the compiler never sees the tracker."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

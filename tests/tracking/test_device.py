@@ -1,7 +1,5 @@
 """Clocks and devices without an accelerator; tests/device has one."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

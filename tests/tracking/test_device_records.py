@@ -1,7 +1,5 @@
 """Streams of device tasks in recordings of torch.profiler."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Stages, instruments and iterations: order of the calls."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

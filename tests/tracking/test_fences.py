@@ -1,7 +1,5 @@
 """An internal failure adds an anomaly and stops neither the program nor the report."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

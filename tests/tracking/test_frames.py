@@ -1,7 +1,5 @@
 """Files of the project, and the frames of an operation."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

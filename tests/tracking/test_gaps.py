@@ -1,7 +1,5 @@
 """Time between operations is assigned to source lines."""
 
-from __future__ import annotations
-
 from statistics import median
 
 import pytest

@@ -1,7 +1,5 @@
 """An iteration is divided into parts that add up to it, each with the line where it begins."""
 
-from __future__ import annotations
-
 import gc
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Marked frames shorten the next stack walk: same results, and no mark is left."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from pathlib import Path

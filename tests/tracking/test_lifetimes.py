@@ -1,7 +1,5 @@
 """Tracking keeps no object of the program alive; only weights of running modules are listed."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.tracking.test_memory import weights

@@ -1,7 +1,5 @@
 """Tracking from inside a program: the context manager and `step()`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

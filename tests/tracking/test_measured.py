@@ -1,7 +1,5 @@
 """A complete measurement is passed on while the program is still running."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -40,9 +38,7 @@ def test_measurement_is_passed_on_once_if_the_script_marks_further_steps(
     assert len(captures) == 1
 
 
-def test_torch_is_restored_before_the_measurement_is_passed_on(
-    workload: Workload,
-) -> None:
+def test_torch_is_restored_before_the_measurement_is_passed_on(workload: Workload) -> None:
     import torch
     from torch.optim import optimizer
 

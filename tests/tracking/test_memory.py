@@ -1,7 +1,5 @@
 """Weights, gradients, activations and the peak; each storage counts once."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.tracking.workloads import PROVIDERS, Workload, names, saved

@@ -1,7 +1,5 @@
 """Which calls are operations, their names, and their part in the backward pass."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.tracking.workloads import PROVIDERS, Workload, in_backward, names, places

@@ -1,7 +1,5 @@
 """Activation checkpointing: recomputation is charged to the recomputed operations."""
 
-from __future__ import annotations
-
 from statistics import median
 
 import pytest

@@ -1,7 +1,5 @@
 """Regions of a program: their operations, how often they open, their peaks."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -66,9 +64,7 @@ def loop(body: str) -> str:
     return NET + LOOP.format(body=body)
 
 
-def test_operation_is_in_the_innermost_region_of_its_forward_call(
-    workload: Workload,
-) -> None:
+def test_operation_is_in_the_innermost_region_of_its_forward_call(workload: Workload) -> None:
     tracked = workload.track(loop("net(torch.ones(4, 8)).sum().backward()"))
     assert operations_with_regions(tracked) == [
         ("linear", "/encoder"),
@@ -83,11 +79,7 @@ def test_operation_is_in_the_innermost_region_of_its_forward_call(
     assert [
         (record.operation_name, region_path(tracked, record.region))
         for record in tracked.activations
-    ] == [
-        ("linear", "/encoder"),
-        ("tanh", "/encoder/activation"),
-        ("linear", ""),
-    ]
+    ] == [("linear", "/encoder"), ("tanh", "/encoder/activation"), ("linear", "")]
     assert tracked.anomalies == {}
 
 
@@ -100,9 +92,7 @@ def test_program_without_regions_has_none(workload: Workload) -> None:
     assert tracked.regions == ()
 
 
-def test_region_open_across_iterations_contains_their_operations(
-    workload: Workload,
-) -> None:
+def test_region_open_across_iterations_contains_their_operations(workload: Workload) -> None:
     source = loop("net(torch.ones(4, 8)).sum().backward()")
     around = "with record_function('epoch'):\n"
     before, begin, after = source.partition("for step")
@@ -455,9 +445,7 @@ class FakeMemory:
         return before
 
 
-def test_device_peak_of_a_region_is_the_maximum_while_it_is_open(
-    watch: RegionWatch,
-) -> None:
+def test_device_peak_of_a_region_is_the_maximum_while_it_is_open(watch: RegionWatch) -> None:
     memory = FakeMemory()
     peak = AllocatorPeak(memory, watch)  # type: ignore[arg-type]
     memory.use(9000)

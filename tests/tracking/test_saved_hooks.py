@@ -1,7 +1,5 @@
 """Tensors saved for the backward pass, with and without access to torch's stack of hooks."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from dataclasses import replace

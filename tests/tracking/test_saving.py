@@ -1,7 +1,5 @@
 """Partial measurements are saved while the program runs, at little cost."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Operations are shown in the requested scope, or in the next wider one that has any."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Script mode: iterations of unmodified training scripts."""
 
-from __future__ import annotations
-
 import gc
 import sys
 import textwrap
@@ -71,10 +69,7 @@ def test_arguments_name_and_path_are_those_of_a_script(
     workload.tracked("sub/main.py", "-x", "--output", "y")
     assert (sys.argv, sys.path, sys.modules["__main__"]) == before
     out = capsys.readouterr().out.splitlines()
-    assert out == [
-        "__main__ ['sub/main.py', '-x', '--output', 'y'] main.py 3",
-        "True sub",
-    ]
+    assert out == ["__main__ ['sub/main.py', '-x', '--output', 'y'] main.py 3", "True sub"]
 
 
 def test_module_is_run_by_name(workload: Workload, capsys: pytest.CaptureFixture[str]) -> None:
@@ -178,9 +173,7 @@ for _ in range(8):
     assert names(workload.tracked()) == ["linear", "relu"]
 
 
-def test_step_skipped_by_the_gradient_scaler_ends_the_iteration(
-    workload: Workload,
-) -> None:
+def test_step_skipped_by_the_gradient_scaler_ends_the_iteration(workload: Workload) -> None:
     tracked = workload.track(
         NET
         + """
@@ -201,9 +194,7 @@ for number in range(8):
     assert tracked.anomalies["optimizer_steps_skipped"][0] == 1
 
 
-def test_script_without_steps_is_one_iteration_without_its_set_up(
-    workload: Workload,
-) -> None:
+def test_script_without_steps_is_one_iteration_without_its_set_up(workload: Workload) -> None:
     tracked = workload.track(NET + "net = Net()\nnet(torch.ones(4, 8))\nnet(torch.ones(4, 8))\n")
     assert names(tracked) == ["linear", "relu"] * 2
     assert in_backward(tracked) == []

@@ -1,7 +1,5 @@
 """With changed torch internals, the program continues and the report names what is missing."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -185,9 +183,7 @@ def test_program_runs_if_a_place_has_changed(
     assert any(name.startswith("torch_place_missing_") for name in outcome.tracked.anomalies)
 
 
-def test_place_missing_in_an_older_torch_is_no_anomaly(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_place_missing_in_an_older_torch_is_no_anomaly(monkeypatch: pytest.MonkeyPatch) -> None:
     remove("compiler_stance", monkeypatch)
     monkeypatch.setattr("torch.__version__", "2.5.1+cu124")
     anomalies = Anomalies()

@@ -1,7 +1,5 @@
 """A tracked program computes bit-identical results."""
 
-from __future__ import annotations
-
 import runpy
 import sys
 from pathlib import Path

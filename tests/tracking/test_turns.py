@@ -1,7 +1,5 @@
 """A run that steps in turn with another one, and the counts of its operators."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Iterations of scripts without optimizer steps, and messages if none are found."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.tracking.test_driver import Spy

@@ -1,7 +1,5 @@
 """Time that a thread waits for a processor is separate from the program's time."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Work that is not needed is noted: known values, repeated backward passes, padding, slow types."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

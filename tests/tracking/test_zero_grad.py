@@ -1,7 +1,5 @@
 """Calls within zero_grad are not tracked, which would be slow; results are the same."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Small workloads that are tracked in this process."""
 
-from __future__ import annotations
-
 import sys
 import textwrap
 from collections.abc import Iterator

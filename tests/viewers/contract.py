@@ -4,8 +4,6 @@ Each check states what these readers (version 26.2.0) look for, and what they wo
 without it. The readers themselves are not needed, and nothing is written.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sqlite3

@@ -1,7 +1,5 @@
 """Every kind of recording is converted to what other readers require; see `contract`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

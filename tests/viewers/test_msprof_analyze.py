@@ -4,8 +4,6 @@ pip install msprof-analyze==26.2.0 'pandas<3'        in a separate environment
 MSPROF_ANALYZE=.../bin/msprof-analyze python -m pytest -m clients tests/viewers
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

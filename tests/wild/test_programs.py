@@ -9,8 +9,6 @@ Run by `make compat TORCH=2.14.1 WILD=1`, or where the packages are installed:
     HF_HUB_OFFLINE=1 python -m pytest -m clients tests/wild
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -1,7 +1,5 @@
 """Alignment of two sequences of operations by their keys."""
 
-from __future__ import annotations
-
 import itertools
 import time
 from collections.abc import Hashable, Sequence

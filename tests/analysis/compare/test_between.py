@@ -1,7 +1,5 @@
 """Confidence of a ratio, from the variation between runs."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

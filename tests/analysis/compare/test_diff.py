@@ -1,7 +1,5 @@
 """Comparison of tracked runs by operation."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import replace

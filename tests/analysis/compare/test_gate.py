@@ -1,7 +1,5 @@
 """The gate fails for regressions that the measurements support."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

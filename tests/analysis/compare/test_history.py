@@ -1,7 +1,5 @@
 """Metrics over versions, with confidence and marked changes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -1,20 +1,12 @@
 """Verdicts on runs that stepped in turn, checked with a simulator independent of the rule."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from unified_prof.compare.comparable import (
-    FORWARD,
-    TOTAL,
-    Operations,
-    Run,
-    program_times,
-)
+from unified_prof.compare.comparable import FORWARD, TOTAL, Operations, Run, program_times
 from unified_prof.compare.gate import Limits, default_metrics, gate
 
 STEPS = 40

@@ -1,7 +1,5 @@
 """Device recordings as comparable runs with one sample per step."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

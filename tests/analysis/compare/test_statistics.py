@@ -1,7 +1,5 @@
 """Statistical comparison of two samples."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Time waiting for a processor is excluded from totals and their parts alike."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

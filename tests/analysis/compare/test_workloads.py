@@ -1,7 +1,5 @@
 """Several workloads: the geometric mean is judged by the rule for a single workload."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

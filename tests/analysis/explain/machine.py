@@ -4,8 +4,6 @@ The machine knows what each task waited for; a recording has only times. Tests c
 analysis of a recording predicts with what the machine does when the program is changed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Device time by kernel class."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.analysis.builders import Device, training_step

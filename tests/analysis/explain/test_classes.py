@@ -1,7 +1,5 @@
 """Kernels and operations of one kind have one class, whichever library provides them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +8,7 @@ import pytest
 
 from tests.analysis.explain.test_names import corpus
 from unified_prof.explain.api import open_analyses
-from unified_prof.explain.kernel_classes import (
-    CLASSES,
-    class_of,
-    classes_of,
-)
+from unified_prof.explain.kernel_classes import CLASSES, class_of, classes_of
 from unified_prof.explain.msprof import MsprofAnalysis
 from unified_prof.pipeline.convert import convert
 from unified_prof.recording.calls import COMMUNICATION, COPY, KERNEL, OTHER, Labels

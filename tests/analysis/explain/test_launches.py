@@ -1,7 +1,5 @@
 """Launches by runtime call, and the launch queues of the streams."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Whole words of a name decide what it is; `names.tsv` and torch's registry are the references."""
 
-from __future__ import annotations
-
 import gzip
 from collections import defaultdict
 from collections.abc import Callable

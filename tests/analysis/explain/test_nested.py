@@ -1,7 +1,5 @@
 """Self and total time of operations at every depth, by name and by input shapes."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Critical path: each nanosecond once, attributed to what the simulated machine waited for."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path

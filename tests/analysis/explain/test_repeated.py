@@ -1,7 +1,5 @@
 """Repeated sequences, compared with counting each of them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

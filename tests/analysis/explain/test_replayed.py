@@ -1,7 +1,5 @@
 """Kernels of replayed graphs count for the operations in the recording of the capture."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Kernel sequences by operation, with their counts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Call stacks: each nanosecond is in exactly one stack."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

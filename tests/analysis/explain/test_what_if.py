@@ -1,7 +1,5 @@
 """What-if estimates, compared with a simulated machine that runs the changed program."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory

@@ -1,7 +1,5 @@
 """Peak memory by allocator, and allocator names on GPUs and NPUs."""
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Mapping
 from contextlib import closing

@@ -1,7 +1,5 @@
 """Communication groups, as databases of both vendors describe them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

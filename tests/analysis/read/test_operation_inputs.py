@@ -1,7 +1,5 @@
 """Inputs of operations are read in any order, and equal rows get one number."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Device time by annotation in traces of torch.profiler."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

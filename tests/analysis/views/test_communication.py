@@ -1,7 +1,5 @@
 """Collectives are named and grouped by their communication group."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Tasks after gaps and after stream waits are found for any window size."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

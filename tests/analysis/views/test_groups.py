@@ -1,7 +1,5 @@
 """Grouping of rows by key and layout of overlapping slices, against a simple implementation."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st

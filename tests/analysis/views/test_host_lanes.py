@@ -1,7 +1,5 @@
 """Host threads in the timeline: every range of short recordings, a bounded part of long ones."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -116,11 +114,7 @@ def test_functions_of_at_least_half_a_millisecond_have_rows_of_their_own(tmp_pat
             (70, 905_000, "torch/nn/linear.py(7): forward"),
         ):
             device.row(
-                "UPROF_PYTHON_FRAMES",
-                startNs=start,
-                endNs=end,
-                globalTid=1,
-                name=device.text(text),
+                "UPROF_PYTHON_FRAMES", startNs=start, endNs=end, globalTid=1, name=device.text(text)
             )
     found, _ = threads(tmp_path / "msprof_1.db")
     assert labels_by_row(found) == {
@@ -237,9 +231,7 @@ def test_number_of_ranges_never_exceeds_the_limit(tmp_path: Path, limit: int) ->
     assert found.drawn <= limit
 
 
-def test_threads_with_launches_come_first_and_omitted_threads_are_counted(
-    tmp_path: Path,
-) -> None:
+def test_threads_with_launches_come_first_and_omitted_threads_are_counted(tmp_path: Path) -> None:
     with Device(tmp_path / "msprof_1.db") as device:
         for number in range(2, 80):
             for at in range(3):

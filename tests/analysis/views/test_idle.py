@@ -1,7 +1,5 @@
 """Reasons for idle time, in hand-written recordings."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence

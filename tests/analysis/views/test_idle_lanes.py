@@ -1,7 +1,5 @@
 """Idle intervals of the timeline add up to the idle reasons."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Time by module if modules are recorded as frames of call chains."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Lines over time keep their extremes when they are thinned."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from unified_prof.recording.timeline import stacked, thin_line

@@ -1,7 +1,5 @@
 """Regions of record_function in host-only recordings."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

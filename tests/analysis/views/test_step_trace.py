@@ -1,7 +1,5 @@
 """Step trace as torch_npu defines it, beside uprof's own step figures."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Device timeline: every task of short recordings, merged blocks of long ones."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.analysis.builders import Device, training_step

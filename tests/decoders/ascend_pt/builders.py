@@ -1,7 +1,5 @@
 """Writer of synthetic `*_ascend_pt` directories; times are ns of the monotonic clock."""
 
-from __future__ import annotations
-
 import json
 import struct
 from collections.abc import Mapping, Sequence

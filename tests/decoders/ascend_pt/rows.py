@@ -1,7 +1,5 @@
 """Decoded rows as tests compare them: texts for ids, None for NULL, times since the start."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Damaged files are counted or refused, without traceback, hang or silent loss."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

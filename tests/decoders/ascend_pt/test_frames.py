@@ -1,7 +1,5 @@
 """Python calls and modules of `*_ascend_pt` directories."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Operators, steps and session facts of `*_ascend_pt` directories."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

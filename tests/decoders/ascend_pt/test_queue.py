@@ -1,7 +1,5 @@
 """The task queue of torch_npu: enqueues, dequeues, launches and marks."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 from typing import Any

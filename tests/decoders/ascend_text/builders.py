@@ -1,7 +1,5 @@
 """Writer of synthetic text exports; times are us since 1,000,000 us after 1970 began."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Conversion of text exports of Ascend PyTorch Profiler."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from contextlib import suppress
@@ -82,8 +80,7 @@ def test_tasks_combine_values_of_trace_and_table(report: Conversion) -> None:
     assert found[0] == (ns(40), ns(50), 3, 1, 2, "KERNEL_AICORE", "MatMul_0", "MatMul", 24, '"2,3"')
     assert [row[5] for row in found] == ["KERNEL_AICORE", "MEMCPY_ASYNC", "SDMA_SQE", "Notify_Wait"]
     counters = rows(
-        report,
-        "SELECT s.value, p.value FROM TASK_PMU_INFO p JOIN STRING_IDS s ON s.id = p.name",
+        report, "SELECT s.value, p.value FROM TASK_PMU_INFO p JOIN STRING_IDS s ON s.id = p.name"
     )
     assert counters == [("aic_total_time", 1500), ("aic_mac_ratio", 0.25)]
     assert rows(report, "SELECT size, memcpyOperation FROM MEMCPY_INFO") == [(64, 1)]
@@ -111,10 +108,7 @@ def test_memory_is_in_bytes_and_unreleased_cann_allocations_are_open(report: Con
         report,
         "SELECT s.value, size, allocationTime, releaseTime, duration, allocationTotalAllocated"
         " FROM OP_MEMORY JOIN STRING_IDS s ON s.id = name",
-    ) == [
-        ("aten::mm", 512, ns(11), ns(14), 3000, 524288),
-        ("op", 1024, ns(12), None, None, 262144),
-    ]
+    ) == [("aten::mm", 512, ns(11), ns(14), 3000, 524288), ("op", 1024, ns(12), None, None, 262144)]
     assert rows(report, "SELECT timestamp, totalReserved, streamPtr FROM MEMORY_RECORD") == [
         (ns(11), 2 << 20, 28672)
     ]

@@ -1,7 +1,5 @@
 """Builders of Kineto traces, and a sink that collects the decoded rows."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path

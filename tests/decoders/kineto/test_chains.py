@@ -1,7 +1,5 @@
 """Python call chains of operations, including backward operations."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

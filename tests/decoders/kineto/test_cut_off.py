@@ -1,7 +1,5 @@
 """Traces whose writer was killed: complete events are read, and the cut is counted."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Damaged and unusual traces are refused or counted."""
 
-from __future__ import annotations
-
 import json
 import random
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Process groups, senders and receivers of collectives."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

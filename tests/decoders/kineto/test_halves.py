@@ -1,7 +1,5 @@
 """A trace that two processes read gives the same tables as one that is read by one process."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Callable, Iterator

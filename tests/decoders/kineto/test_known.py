@@ -1,7 +1,5 @@
 """One-pass and two-pass decoding of slices give equal events."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

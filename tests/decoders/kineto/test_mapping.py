@@ -1,7 +1,5 @@
 """Rows decoded from small traces."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

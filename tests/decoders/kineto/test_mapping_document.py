@@ -1,7 +1,5 @@
 """The declared mapping matches the decoder, and the generated page shows it completely."""
 
-from __future__ import annotations
-
 import runpy
 from pathlib import Path
 

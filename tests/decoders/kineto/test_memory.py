@@ -1,7 +1,5 @@
 """Allocator events of all versions of torch."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Merged traces of several processes with equal correlation ids."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Times and ids of traces as integers."""
 
-from __future__ import annotations
-
 from decimal import ROUND_DOWN, Decimal
 
 import msgspec

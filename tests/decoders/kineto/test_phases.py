@@ -1,7 +1,5 @@
 """Begin/end events and other phases."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Trace metadata in reports, without secrets."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Spellings of threads in traces, and their packed ids."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.decoders.kineto.builders import PID, TID, decode_events, operation

@@ -1,7 +1,5 @@
 """Builders of snapshots of the CUDA caching allocator."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from pathlib import Path

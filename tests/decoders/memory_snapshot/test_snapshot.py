@@ -1,7 +1,5 @@
 """Tables of memory snapshots, and refusals of hostile ones."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

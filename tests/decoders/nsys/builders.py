@@ -1,7 +1,5 @@
 """Builders of Nsight Systems exports from tables of rows."""
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Mapping, Sequence
 from contextlib import closing

@@ -1,7 +1,5 @@
 """Damaged, truncated, hostile or unfinished exports are refused or counted."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Rows of small exports; real exports are tested in tests/pipeline/test_nsys_exports.py."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Payloads that NCCL attaches to its ranges: bytes, peers and communicators of collectives."""
 
-from __future__ import annotations
-
 import json
 import struct
 from collections.abc import Sequence
@@ -94,9 +92,7 @@ def decode_nccl(tmp_path: Path, tables: dict[str, Any]) -> RowSink:
     return decode(write(tmp_path / "run.sqlite", tables))
 
 
-def test_kernel_has_bytes_and_communicator_of_the_call_around_its_launch(
-    tmp_path: Path,
-) -> None:
+def test_kernel_has_bytes_and_communicator_of_the_call_around_its_launch(tmp_path: Path) -> None:
     sink = decode_nccl(
         tmp_path, one_call(nccl(1_000, 1_500, "ncclAllReduce", payload(REDUCE, PLAIN, 4_096, 2)))
     )

@@ -1,7 +1,5 @@
 """Exports of `nsys export --type parquetdir`: the same tables as Parquet files."""
 
-from __future__ import annotations
-
 import sqlite3
 import sys
 from contextlib import closing

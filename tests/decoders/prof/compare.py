@@ -1,7 +1,5 @@
 """Comparison of decoded tables with the rows that a recording was generated from."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

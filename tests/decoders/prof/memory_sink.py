@@ -1,7 +1,5 @@
 """A sink that collects decoded columns, with texts resolved from string ids."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any

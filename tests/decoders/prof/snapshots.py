@@ -6,8 +6,6 @@ change of output, `python -m tests.decoders.prof.snapshots` rewrites the texts; 
 `--recordings` the recordings as well.
 """
 
-from __future__ import annotations
-
 import io
 import sqlite3
 import sys

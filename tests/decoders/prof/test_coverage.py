@@ -1,7 +1,5 @@
 """Every kind of file that the exporter reads is decoded, has no table, or is reported."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Damaged recordings are decoded or refused and counted, without crash or hang."""
 
-from __future__ import annotations
-
 import shutil
 import tarfile
 import tempfile

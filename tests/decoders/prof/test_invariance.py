@@ -1,7 +1,5 @@
 """Decoded rows do not depend on how the files are split into slices, blocks and windows."""
 
-from __future__ import annotations
-
 import tempfile
 from collections import Counter
 from collections.abc import Iterator

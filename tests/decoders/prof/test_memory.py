@@ -1,7 +1,5 @@
 """Memory use of decoding depends on the windows, not on the length of the recording."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Decoded tables hold exactly the rows that a recording was generated from."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Databases of the frozen recordings equal their stored text."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -3,8 +3,6 @@
 Tables and keys follow the sources of rocprofiler-sdk; no recording of a real device was available.
 """
 
-from __future__ import annotations
-
 import json
 import sqlite3
 from collections.abc import Mapping, Sequence

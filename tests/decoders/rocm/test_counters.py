@@ -1,7 +1,5 @@
 """Hardware counters of AMD devices: per dispatch, and sampled over time."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """rocprofv3 recordings: databases and JSON give equal rows, damaged ones are refused."""
 
-from __future__ import annotations
-
 import json
 import random
 import sqlite3

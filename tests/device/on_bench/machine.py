@@ -1,7 +1,5 @@
 """The test device works, and its times are exact to the nanosecond."""
 
-from __future__ import annotations
-
 import os
 import time
 import warnings

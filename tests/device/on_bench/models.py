@@ -1,7 +1,5 @@
 """Three models to train, the same on every device."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Timelines of the device: recorded work, its steps and missing records."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Measured operation times are those of kernels of exactly 3 us and 3 ms."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from pathlib import Path

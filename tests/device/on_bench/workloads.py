@@ -1,7 +1,5 @@
 """Workloads on the test device."""
 
-from __future__ import annotations
-
 PROVIDERS = """
 DEVICE = "bench"
 

@@ -1,7 +1,5 @@
 """Tables read from pages, against SQLite: for any schema, file layout, query and damage."""
 
-from __future__ import annotations
-
 import random
 import shutil
 import sqlite3

@@ -1,7 +1,5 @@
 """The header of a database, and the local part of long records."""
 
-from __future__ import annotations
-
 import sqlite3
 from contextlib import closing
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Rows read from pages equal those of SQLite, for any contents of the file."""
 
-from __future__ import annotations
-
 import random
 import sqlite3
 import tempfile

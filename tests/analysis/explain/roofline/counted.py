@@ -1,7 +1,5 @@
 """FLOPs of programs as torch counts them and as the roofline formulas count them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any

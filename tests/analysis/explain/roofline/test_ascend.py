@@ -1,7 +1,5 @@
 """Costs of Ascend operators, compared with figures computed by hand."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

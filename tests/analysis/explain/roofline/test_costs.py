@@ -1,7 +1,5 @@
 """FLOPs and bytes, compared with torch's FLOP counter and with figures computed by hand."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable
@@ -328,23 +326,9 @@ def spectrum(*shape: int) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("name", "function", "x", "values", "points", "per_point"),
     [
-        (
-            "_fft_c2c",
-            torch.fft.fft2,
-            spectrum(4, 32, 64),
-            ("[1, 2]", 0, True),
-            32 * 64,
-            5,
-        ),
+        ("_fft_c2c", torch.fft.fft2, spectrum(4, 32, 64), ("[1, 2]", 0, True), 32 * 64, 5),
         ("_fft_r2c", torch.fft.rfft, torch.randn(8, 1024), ("[1]", 0, True), 1024, 2.5),
-        (
-            "_fft_c2r",
-            torch.fft.irfft,
-            spectrum(8, 513),
-            ("[1]", 2, 1024),
-            1024,
-            2.5,
-        ),
+        ("_fft_c2r", torch.fft.irfft, spectrum(8, 513), ("[1]", 2, 1024), 1024, 2.5),
     ],
 )
 def test_fft_has_the_usual_flops_and_moves_both_sides(

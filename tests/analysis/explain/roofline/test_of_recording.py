@@ -1,7 +1,5 @@
 """Operations of hand-written recordings relative to the roofline of their device."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

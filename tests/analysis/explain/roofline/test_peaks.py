@@ -1,7 +1,5 @@
 """Peaks of devices: lookup by name, parts of devices, and entries of users."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Formulas read the arguments of torch's operations where torch's schemas have them."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

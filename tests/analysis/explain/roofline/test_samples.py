@@ -1,7 +1,5 @@
 """Roofline of recordings from real devices, compared with figures computed by hand."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Costs of operations of inference servers, launched eagerly and in replayed graphs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Collectives that AI CPU kernels run: their tasks, and the rows of both."""
 
-from __future__ import annotations
-
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tasks of data processing units (DPU) and collective communication units (CCU)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

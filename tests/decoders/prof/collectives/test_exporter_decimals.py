@@ -1,7 +1,5 @@
 """Durations equal those of the vendor's exporter to the bit, which its bandwidths show."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 

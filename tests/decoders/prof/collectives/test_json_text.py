@@ -1,7 +1,5 @@
 """JSON as the vendor's exporter writes it: texts of doubles, compact arrays."""
 
-from __future__ import annotations
-
 import json
 import math
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from collections import deque
 
 import numpy as np
@@ -88,9 +86,7 @@ def test_placeholders_and_event_records_are_not_expanded() -> None:
         max_size=20,
     )
 )
-def test_keys_are_equal_exactly_for_equal_tasks(
-    tasks: list[tuple[int, int, int, int]],
-) -> None:
+def test_keys_are_equal_exactly_for_equal_tasks(tasks: list[tuple[int, int, int, int]]) -> None:
     columns = [np.array(column) for column in zip(*tasks, strict=True)]
     keys = pack_keys(*columns, wide_task_ids=False).tolist()
     assert len(set(keys)) == len(set(tasks)) == len(set(zip(tasks, keys, strict=True)))

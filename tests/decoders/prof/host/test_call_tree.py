@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,9 +34,7 @@ def test_moment_belongs_to_the_latest_begun_call_that_contains_it(
 
 
 @given(SPANS)
-def test_call_that_begins_inside_the_last_kept_one_is_dropped(
-    spans: list[tuple[int, int]],
-) -> None:
+def test_call_that_begins_inside_the_last_kept_one_is_dropped(spans: list[tuple[int, int]]) -> None:
     calls = intervals(spans)
     kept: list[int] = []
     for row, begin in enumerate(calls.begin.tolist()):

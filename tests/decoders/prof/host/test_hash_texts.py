@@ -1,7 +1,5 @@
 """Tests of the strings of hash ids: known or not, in any order of first use."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st

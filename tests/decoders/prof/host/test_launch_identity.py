@@ -1,7 +1,5 @@
 """Tasks and collectives are identified by device, context and name, also if the name has id 0."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Records that a complete file lacks are counted by kind."""
 
-from __future__ import annotations
-
 import json
 import tarfile
 from dataclasses import replace

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import numpy as np
 
 from unified_prof.decoders.prof.host_events import _messages

@@ -6,8 +6,6 @@ layouts, so every mix is tested. Each recording is generated in the current layo
 on disk, and decoded twice.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from itertools import product

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import numpy as np
 
 from tests.decoders.prof.memory_sink import MemorySink

@@ -1,7 +1,5 @@
 """AI core frequencies from lpmFreqConv, and from lpmInfoConv of newer collectors."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Formulas of every metric set, compared with results computed by hand."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Counters of tasks: their task, the blocks that a MIX adds up, the time of the task."""
 
-from __future__ import annotations
-
 from decimal import Decimal
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Files that a recording needs, and files that are optional."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Numbers in records of collectives have names."""
 
-from __future__ import annotations
-
 import pytest
 
 from unified_prof.decoders.prof import layouts

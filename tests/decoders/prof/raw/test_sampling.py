@@ -1,7 +1,5 @@
 """Functions shared by the decoders of samples, compared with straightforward versions."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

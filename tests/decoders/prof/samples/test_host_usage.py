@@ -1,7 +1,5 @@
 """Host usage from text files of other programs, also damaged ones."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

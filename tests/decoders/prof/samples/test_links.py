@@ -1,7 +1,5 @@
 """Samples of links: single samples, wrapping counters, the unified bus."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

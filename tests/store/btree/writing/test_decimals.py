@@ -1,7 +1,5 @@
 """Decimal texts of integers."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """SQLite accepts index pages that uprof writes."""
 
-from __future__ import annotations
-
 import sqlite3
 from contextlib import closing
 from pathlib import Path

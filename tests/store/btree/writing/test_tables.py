@@ -1,7 +1,5 @@
 """Rows written as pages read back as if SQLite had inserted them, type by type."""
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
