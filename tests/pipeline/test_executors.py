@@ -184,7 +184,7 @@ def test_ctrl_c_does_not_reach_a_process_that_starts(
     hook = "__import__('sys').unraisablehook.__name__"  # as in the command
     started.connection.send_bytes(pickle.dumps((eval, (hook,), {})))
     assert pickle.loads(started.connection.recv_bytes())[1] == "send_ignored_again"
-    processes._end([started], terminate=False)
+    processes._end([started])
     assert success
     assert signal.SIGINT not in blocked, "programs that it starts can be interrupted"
     assert "Traceback" not in capfd.readouterr().err

@@ -17,23 +17,20 @@ import threading
 import time
 import traceback
 from abc import abstractmethod
-from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
+from multiprocessing.connection import wait as wait_for
 from multiprocessing.context import SpawnProcess
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NamedTuple
 
 from unified_prof.base.signals import ended_by_signals, send_ignored_again
 from unified_prof.errors import EngineError, SystemLimitError
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 class WorkerDied(Exception):  # noqa: N818 (the task itself did not fail)
@@ -103,37 +100,27 @@ class _Traceback(Exception):  # noqa: N818 (shown as the cause of another except
         return f"\n{self.args[0]}"
 
 
-@dataclass(slots=True)
-class _Job:
-    future: Future[Any]
-    message: bytes
-
-
-@dataclass(slots=True)
-class _Process:
+class _Process(NamedTuple):
     process: SpawnProcess
     connection: Connection
-    job: _Job | None = None
 
 
 class ProcessPool(WorkerPool):
     """Executor on local processes, which are started on demand.
 
-    Functions must be module-level, because they and their arguments are pickled. The future of a
-    task whose process died raises `WorkerDied`. `shutdown` with `cancel_futures`, or an exception
-    in the `with` block, terminates running tasks.
+    A thread waits for each process. Functions must be module-level, because they and their
+    arguments are pickled. The future of a task whose process died raises `WorkerDied`. `shutdown`
+    with `cancel_futures`, or an exception in the `with` block, terminates running tasks.
     """
 
     def __init__(self, count: int) -> None:
         self._count = count
+        self._threads = ThreadPoolExecutor(count, "uprof-pool")
+        # Held while processes start and are reaped, which no two threads may do at once.
         self._lock = threading.Lock()
-        self._waiting: deque[_Job] = deque()
-        self._closed = self._cancelled = self._is_woken = self._releases_idle = False
-        self._broken: EngineError | SystemLimitError | None = None
-        self._wake_receiver, self._wake_sender = multiprocessing.get_context("spawn").Pipe(
-            duplex=False
-        )
-        self._thread: threading.Thread | None = None
+        self._idle: list[_Process] = []
+        self._busy: list[_Process] = []
+        self._is_cancelled = False
 
     def max_pending(self) -> int:
         """Return twice the number of processes, so that no process waits for its next task."""
@@ -141,138 +128,72 @@ class ProcessPool(WorkerPool):
 
     def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Call `fn` in a process; raises immediately if the arguments cannot be pickled."""
-        job = _Job(Future(), bytes(ForkingPickler.dumps((fn, args, kwargs))))
-        with self._lock:
-            if self._broken is not None:
-                raise self._broken
-            if self._closed:
-                raise RuntimeError("cannot submit a task after shutdown")
-            self._waiting.append(job)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="uprof-pool", daemon=True)
-                self._thread.start()
-            self._wake()
-        return job.future
+        message = bytes(ForkingPickler.dumps((fn, args, kwargs)))
+        return self._threads.submit(self._run, message)
 
     def release_idle(self) -> None:
         """End idle processes to free their memory."""
         with self._lock:
-            self._releases_idle = True
-            self._wake()
+            idle, self._idle = self._idle, []
+            _end(idle)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """End the processes: after the last task, or immediately if `cancel_futures` is true."""
         with self._lock:
-            self._closed = True
-            self._cancelled = self._cancelled or cancel_futures
-            self._wake()
-            thread = self._thread
-        if thread is None:
-            self._wake_receiver.close()
-            self._wake_sender.close()
-        elif wait:
-            thread.join()
+            self._is_cancelled = self._is_cancelled or cancel_futures
+            busy = self._busy[:] if cancel_futures else []
+        for process in busy:
+            process.process.terminate()  # it removes its partial files
+        deadline = time.monotonic() + _GRACE_S
+        for process in busy:
+            remaining_s = max(0.0, deadline - time.monotonic())
+            if not wait_for([process.process.sentinel], remaining_s):
+                process.process.kill()
+        self._threads.shutdown(wait)
+        self.release_idle()
 
     def __exit__(self, kind: object, *_: object) -> None:
         self.shutdown(cancel_futures=kind is not None)
 
-    def _wake(self) -> None:
-        if not self._is_woken and not self._wake_sender.closed:
-            self._is_woken = True
-            self._wake_sender.send_bytes(b"!")
-
-    def _work(self) -> None:
-        """Dispatch tasks and receive results until the pool is closed and no task is left."""
-        pool: list[_Process] = []
-        try:
-            while not self._cancelled:
-                if self._releases_idle:
-                    self._releases_idle = False
-                    idle = [process for process in pool if process.job is None]
-                    pool[:] = [process for process in pool if process.job is not None]
-                    _end(idle, terminate=False)
-                self._dispatch(pool)
-                if self._closed and not any(process.job for process in pool):
-                    break
-                by_connection = {process.connection: process for process in pool}
-                for ready in wait([self._wake_receiver, *by_connection]):
-                    if ready is self._wake_receiver:
-                        with self._lock:
-                            self._wake_receiver.recv_bytes()
-                            self._is_woken = False
-                    else:
-                        _receive(by_connection[ready], pool)  # type: ignore[index]
-        except Exception as err:  # any failure must reach those who wait for tasks
-            kind = SystemLimitError if isinstance(err, OSError) else EngineError
-            self._broken = kind(f"cannot start a process: {_reason(err)}", slug="cannot-start")
-        finally:
-            _end(pool, terminate=self._cancelled)
-            for job in self._unfinished(pool):
-                if self._broken is not None:
-                    job.future.set_exception(self._broken)
-                elif job.future.cancel():
-                    job.future.set_running_or_notify_cancel()  # wakes waiting threads
-                else:
-                    job.future.set_exception(WorkerDied("was terminated with the pool"))
-            with self._lock:
-                self._closed = True
-                self._wake_receiver.close()
-                self._wake_sender.close()
-
-    def _unfinished(self, pool: Sequence[_Process]) -> list[_Job]:
+    def _run(self, message: bytes) -> Any:
+        """Return the result of a task that runs in an idle or a new process."""
         with self._lock:
-            self._closed = True
-            waiting = list(self._waiting)
-            self._waiting.clear()
-        jobs = [*(process.job for process in pool if process.job), *waiting]
-        return [job for job in jobs if not job.future.done()]
-
-    def _dispatch(self, pool: list[_Process]) -> None:
-        while True:
-            idle = next((process for process in pool if process.job is None), None)
-            if idle is None and len(pool) >= self._count:
-                return
+            if self._is_cancelled:
+                raise WorkerDied("was terminated with the pool")
+            process = self._next_process()
+            self._busy.append(process)
+        try:
+            process.connection.send_bytes(message)
+            answer = process.connection.recv_bytes()
+        except (EOFError, OSError):
             with self._lock:
-                job = self._waiting.popleft() if self._waiting else None
-            if job is None:
-                return
-            if not job.future.set_running_or_notify_cancel():
-                continue
-            if idle is None:
-                try:
-                    idle = _start_process()
-                except Exception:
-                    with self._lock:
-                        self._waiting.appendleft(job)
-                    raise
-                pool.append(idle)
-            idle.job = job
-            with suppress(OSError):  # it died between two tasks, which `_receive` notices
-                idle.connection.send_bytes(job.message)
+                self._busy.remove(process)
+                process.connection.close()
+                process.process.join(_GRACE_S)
+            raise WorkerDied(_exit_text(process.process.exitcode)) from None
+        with self._lock:
+            self._busy.remove(process)
+            self._idle.append(process)
+        try:
+            succeeded, result, where = pickle.loads(answer)
+        except Exception as err:  # an exception that cannot be unpickled
+            succeeded, result, where = False, err, traceback.format_exc()
+        if succeeded:
+            return result
+        raise result from _Traceback(where)
 
-
-def _receive(process: _Process, pool: list[_Process]) -> None:
-    """Receive the result of a task and set its future; set `WorkerDied` if the process died."""
-    job, process.job = process.job, None
-    try:
-        message = process.connection.recv_bytes()
-    except (EOFError, OSError):
-        pool.remove(process)
-        process.connection.close()
-        process.process.join(_GRACE_S)
-        if job is not None:
-            job.future.set_exception(WorkerDied(_exit_text(process.process.exitcode)))
-        return
-    assert job is not None
-    try:
-        succeeded, result, where = pickle.loads(message)
-    except Exception as err:  # an exception that cannot be unpickled
-        succeeded, result, where = False, err, traceback.format_exc()
-    if succeeded:
-        job.future.set_result(result)
-    else:
-        result.__cause__ = _Traceback(where)
-        job.future.set_exception(result)
+    def _next_process(self) -> _Process:
+        """Return an idle process that has not died, or a new one."""
+        while self._idle:
+            process = self._idle.pop()
+            if process.process.is_alive():
+                return process
+            process.connection.close()
+        try:
+            return _start_process()
+        except Exception as err:
+            kind = SystemLimitError if isinstance(err, OSError) else EngineError
+            raise kind(f"cannot start a process: {_reason(err)}", slug="cannot-start") from err
 
 
 def _reason(err: Exception) -> str:
@@ -355,20 +276,16 @@ def sigint_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _end(pool: Sequence[_Process], *, terminate: bool) -> None:
-    """End the processes; terminated processes remove their partial files."""
+def _end(pool: Sequence[_Process]) -> None:
+    """End idle processes."""
     for process in pool:
-        if terminate or process.job is not None:
-            process.process.terminate()
-        else:
-            process.connection.close()  # the process ends when its pipe closes
+        process.connection.close()  # the process ends when its pipe closes
     deadline = time.monotonic() + _GRACE_S
     for process in pool:
         process.process.join(max(0.0, deadline - time.monotonic()))
         if process.process.is_alive():
             process.process.kill()
             process.process.join()
-        process.connection.close()
 
 
 def _serve(connection: Connection) -> None:
