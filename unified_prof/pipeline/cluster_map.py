@@ -57,6 +57,10 @@ class RankFile:
     is_new: bool = False  # True if the partial was created by this call.
 
 
+# A rank, and its partial as Parquet if the worker does not write it.
+_Mapped = tuple[RankFile, bytes | None]
+
+
 @dataclass(frozen=True, slots=True)
 class _Task:
     """One input for a worker."""
@@ -66,17 +70,6 @@ class _Task:
     as_bytes: bool  # True if the worker encodes partials as Parquet.
     # Partials with at most this many operations are also returned in memory.
     max_operations: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Mapped:
-    """Result of a `_Task`: the ranks of its input with their partials."""
-
-    partials: tuple[tuple[int, bytes | None, Partial | None], ...] = ()
-    why: str | None = None
-    hint: str | None = None
-    # False if the input is an unrelated database in a directory of recordings.
-    is_rank: bool = True
 
 
 def map_inputs(
@@ -274,26 +267,17 @@ def _stored_partials(folder: StorageDirectory) -> dict[str, list[tuple[int, str]
 
 
 def _store(
-    one: Input, result: _Mapped | Failure, folder: StorageDirectory | None
+    one: Input, result: list[_Mapped] | Failure, folder: StorageDirectory | None
 ) -> list[RankFile]:
     """Write the partials that a worker returned, and return the ranks of its input."""
     if isinstance(result, Failure):
         why = f"the process that read it {result} twice"
         return [RankFile(one.likely_rank, one.location, why=why)]
-    if not result.is_rank:
-        return []
-    if result.why is not None:
-        return [RankFile(one.likely_rank, one.location, why=result.why, hint=result.hint)]
-    ranks = []
-    for rank, data, partial in result.partials:
-        if folder is None:
-            ranks.append(RankFile(rank, one.location, partial=partial, is_new=True))
-            continue
-        name = name_of(rank, one.content, len(result.partials))
+    for file, data in result:
         if data is not None:
-            folder.write(name, data, durable=False)
-        ranks.append(RankFile(rank, one.location, name, partial=partial, is_new=True))
-    return ranks
+            assert folder is not None and file.name is not None  # noqa: PT018
+            folder.write(file.name, data, durable=False)
+    return [file for file, _ in result]
 
 
 def _refuse_twice(ranks: Sequence[RankFile]) -> None:
@@ -334,27 +318,29 @@ def _refuse_without_parquet() -> None:
         )
 
 
-def _do(task: _Task) -> _Mapped:
-    """Create the partials of one input; errors are returned as the reason."""
+def _do(task: _Task) -> list[_Mapped]:
+    """Create the partials of one input; errors are returned as the reason.
+
+    An unrelated database in a directory of recordings has no ranks.
+    """
     one = task.input
     paths = [one.location]
     try:
         with ExitStack() as resources:
             path = resources.enter_context(fetch(one.remote or one.location))
             found = resolved(path)
-            if not found:
-                return _Mapped(is_rank=False)
             paths += [str(local.path) for local in found]
             made = [
                 partial for local in found for partial in _partials(local, one, resources, paths)
             ]
-            return _Mapped(tuple((p.facts.rank, *_encode(p, task, len(made))) for p in made))
+            return [_mapped(partial, task, len(made)) for partial in made]
     except _NoRank:
-        return _Mapped(is_rank=False)
+        return []
     except UprofError as err:
-        return _Mapped(why=_without_paths(paths, str(err)), hint=err.hint)
+        why, hint = _without_paths(paths, str(err)), err.hint
     except Exception as err:  # a bug in uprof, or an unexpected file
-        return _Mapped(why=f"unexpected error: {type(err).__name__}: {err}"[:500])
+        why, hint = f"unexpected error: {type(err).__name__}: {err}"[:500], None
+    return [(RankFile(one.likely_rank, one.location, why=why, hint=hint), None)]
 
 
 class _NoRank(Exception):  # noqa: N818 (not an error)
@@ -417,17 +403,18 @@ def _is_other_database(database: Path, *, named: bool) -> bool:
     return not named if found.family is None else found.family != MSPROF
 
 
-def _encode(partial: Partial, task: _Task, count: int) -> tuple[bytes | None, Partial | None]:
-    """Return the encoded partial unless it is written to a file, and the partial if it is small."""
+def _mapped(partial: Partial, task: _Task, count: int) -> _Mapped:
+    """Return the rank of a partial; write the partial if the worker does."""
+    rank, location = partial.facts.rank, task.input.location
     if not task.as_bytes:
-        return None, partial
-    back = partial if partial.operations <= task.max_operations else None
+        return RankFile(rank, location, partial=partial, is_new=True), None
+    name = name_of(rank, task.input.content, count)
     data = partials.partial_to_parquet(partial)
-    if task.folder is None:
-        return data, back
-    name = name_of(partial.facts.rank, task.input.content, count)
-    StorageDirectory(task.folder).write(name, data)
-    return None, back
+    if task.folder is not None:
+        StorageDirectory(task.folder).write(name, data)
+    back = partial if partial.operations <= task.max_operations else None
+    file = RankFile(rank, location, name, partial=back, is_new=True)
+    return file, data if task.folder is None else None
 
 
 def _without_paths(paths: Sequence[str], text: str) -> str:
