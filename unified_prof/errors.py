@@ -26,6 +26,9 @@ an entry per slug with cause and fix. Errors raised without a slug have the slug
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 INCONCLUSIVE_EXIT_CODE = 3  # Exit code of an inconclusive gate.
 
 BUG_EXIT_CODE = 70  # Exit code of an unexpected exception.
@@ -59,6 +62,17 @@ class UprofError(Exception):
 def tag(slug: str) -> str:
     """Return a slug as messages show it: `[uprof:SLUG]`."""
     return f"[uprof:{slug}]"
+
+
+@contextmanager
+def system_errors(
+    kind: type[UprofError], what: str, *, hint: str | None = None, slug: str
+) -> Iterator[None]:
+    """Context manager that raises an OSError of its block as `kind`: `WHAT: REASON`."""
+    try:
+        yield
+    except OSError as err:
+        raise kind(f"{what}: {err.strerror or err}", hint=hint, slug=slug) from err
 
 
 class UsageError(UprofError):

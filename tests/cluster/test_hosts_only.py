@@ -50,7 +50,7 @@ def summary(
 ) -> RunSummary:
     for rank in range(WORLD):
         write_rank(folder, rank, late or {}, slow or {})
-    return summary_of([str(folder)], jobs=1)
+    return summary_of([str(folder)])
 
 
 def test_partial_has_outermost_operations_and_gloo_collectives(tmp_path: Path) -> None:
@@ -118,6 +118,6 @@ def test_sleeping_process_of_a_real_gloo_run_is_the_first_finding(tmp_path: Path
     folder = tmp_path / "traces"
     folder.mkdir()
     python(program, folder, tmp_path / "store", check=True)
-    found = summary_of([str(folder)], jobs=1)
+    found = summary_of([str(folder)])
     assert (found.findings[0].kind, found.findings[0].ranks) == ("late_rank", (1,))
     assert found.findings[0].figures["late_ms"] == pytest.approx(100, rel=0.2)

@@ -30,7 +30,7 @@ def test_waits_in_the_first_all_reduce_equal_those_of_torch_npu(shared: Path) ->
 
 
 def test_largest_group_is_the_minimum_world_size(shared: Path) -> None:
-    found = summary_of([str(shared / "samples" / "ascend" / "level1")], jobs=1)
+    found = summary_of([str(shared / "samples" / "ascend" / "level1")])
     assert (found.world_size, found.world_size_is_minimum) == (8, True)
     assert (found.ranks_read, found.absent) == (2, (2, 3, 4, 5, 6, 7))
     assert found.findings == []
@@ -39,6 +39,6 @@ def test_largest_group_is_the_minimum_world_size(shared: Path) -> None:
 def test_gaps_of_sampled_recordings_are_no_finding(shared: Path) -> None:
     names = ("timeline_analysis__sampled_rank-0", "trace_filter__sampled_rank-1")
     files = [str(shared / "samples" / "kineto" / f"{name}.json.gz") for name in names]
-    found = summary_of(files, jobs=1)
+    found = summary_of(files)
     assert (found.ranks_read, found.world_size) == (2, 128)
     assert found.findings == []

@@ -28,7 +28,7 @@ def both_ways(pairs: Iterable[tuple[int, int]]) -> dict[tuple[int, int], float]:
 
 def summary(scenario: Scenario, folder: Path) -> tuple[RunSummary, Run]:
     run = Run(scenario)
-    return summary_of([str(run.write(folder / "run"))], jobs=1), run
+    return summary_of([str(run.write(folder / "run"))]), run
 
 
 HEALTHY = {

@@ -23,7 +23,13 @@ from unified_prof.cluster.rank_partial import (
     PartialSource,
     UnreadableRecording,
 )
-from unified_prof.errors import OutputError, SchemaVersionError, StoreError, UprofError
+from unified_prof.errors import (
+    OutputError,
+    SchemaVersionError,
+    StoreError,
+    UprofError,
+    system_errors,
+)
 from unified_prof.pipeline import executors
 from unified_prof.pipeline.cluster_inputs import Input, inputs_of, rank_in
 from unified_prof.pipeline.cluster_map import (
@@ -155,7 +161,7 @@ def build(
     refuse_others(run, force=force)
     inputs, lost = _inputs(given, progress) if inputs is None else (inputs, [])
     with executors.open_executor(
-        scheduler, jobs=_jobs(jobs, len(inputs)), note=note, verbose=verbose
+        scheduler, jobs=jobs or _jobs(inputs), note=note, verbose=verbose
     ) as pool:
         found = map_inputs(inputs, folder, pool, force=force, progress=progress)
         rows = sorted(f"{one.rank} {one.name} {one.location} {one.why}" for one in (*found, *lost))
@@ -226,16 +232,14 @@ def watch(
         time.sleep(interval_s)
 
 
-def summary_of(
-    given: Sequence[str], *, jobs: int | None = None, progress: Progress = lambda _: None
-) -> RunSummary:
+def summary_of(given: Sequence[str], *, progress: Progress = lambda _: None) -> RunSummary:
     """Return the summary of all ranks that `given` specifies, without writing files.
 
     Raises:
         UprofError: No rank can be read, or two files belong to the same rank.
     """
     inputs, lost = _inputs(given, progress)
-    with executors.open_executor(jobs=_jobs(jobs, len(inputs))) as pool:
+    with executors.open_executor(jobs=_jobs(inputs)) as pool:
         found = map_inputs(inputs, None, pool, progress=progress)
     return _summary(found, [one.partial for one in found if one.partial is not None], lost)
 
@@ -269,10 +273,8 @@ def combine(
     return found, _summary(found, read, lost, distributed_sums(read, names, folder, pool))
 
 
-def _jobs(requested: int | None, inputs: int) -> int | None:
-    if requested is None and inputs < _MIN_RANKS_FOR_PROCESSES:
-        return 1
-    return requested
+def _jobs(inputs: Sequence[Input]) -> int | None:
+    return 1 if len(inputs) < _MIN_RANKS_FOR_PROCESSES else None
 
 
 def _inputs(given: Sequence[str], progress: Progress) -> tuple[list[Input], list[RankFile]]:
@@ -298,10 +300,8 @@ def refuse_others(run: StorageDirectory, *, force: bool) -> None:
     if force or not path.is_dir():
         return
     ours = {SUMMARY_FILE_NAME, PARTIALS_DIRECTORY}
-    try:
+    with system_errors(OutputError, f"cannot list {path}", slug="cannot-read"):
         others = sorted(entry.name for entry in path.iterdir() if not entry.name.startswith("."))
-    except OSError as err:
-        raise OutputError(f"cannot list {path}: {err.strerror}", slug="cannot-read") from err
     if others and not ours & set(others):
         raise OutputError(
             f"{path} contains {others[0]} and is not a run written by uprof",

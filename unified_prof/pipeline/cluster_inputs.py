@@ -15,14 +15,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from unified_prof.errors import RawFormatError, UprofError, UsageError
+from unified_prof.errors import RawFormatError, UprofError, UsageError, system_errors
 from unified_prof.pipeline import discovery, remote, sources
 from unified_prof.pipeline.remote import Remote
 from unified_prof.pipeline.sources import Source
 from unified_prof.recording.run_directory import rank_near
 from unified_prof.sqlite.fingerprint import is_database
 
-DEEPEST = discovery.MAX_DEPTH
 _DATABASES = (".db", ".sqlite", ".sqlite3")
 # Names of databases that do not contain a rank.
 _OTHERS = re.compile(
@@ -80,7 +79,8 @@ def inputs_of(
     inputs: dict[str, Input] = {}
     errors: list[tuple[str, UprofError]] = []
     for text in given:
-        rank, location = _rank_given(text)
+        match = None if os.path.lexists(text) else _GIVEN_RANK.fullmatch(text)
+        rank, location = (None, text) if match is None else (int(match["rank"]), match["location"])
         try:
             every = list(
                 _elsewhere(location)
@@ -126,7 +126,7 @@ def host_in(location: str) -> str | None:
 
 def resolved(path: Path) -> list[Local]:
     """Return the inputs of `path`: the file itself, its database, or the recordings below it."""
-    return list(_found(path, DEEPEST, lambda _: None, set(), asked=True))
+    return list(_found(path, discovery.MAX_DEPTH, lambda _: None, set(), asked=True))
 
 
 def _facts_beside(path: Path) -> list[Path]:
@@ -138,13 +138,6 @@ def _facts_beside(path: Path) -> list[Path]:
             except OSError:
                 return []
     return []
-
-
-def _rank_given(text: str) -> tuple[int | None, str]:
-    match = _GIVEN_RANK.fullmatch(text)
-    if match is None or os.path.lexists(text):
-        return None, text
-    return int(match["rank"]), match["location"]
 
 
 def _elsewhere(url: str) -> Iterator[Input]:
@@ -163,7 +156,7 @@ def _here(given: Path, progress: Callable[[str], None]) -> Iterator[Input]:
     for path in paths:
         if not path.exists():
             raise discovery.refusal(path)
-        for local in _found(path, DEEPEST, progress, visited, asked=True):
+        for local in _found(path, discovery.MAX_DEPTH, progress, visited, asked=True):
             count += 1
             yield Input(os.path.abspath(local.path), _stamp(local))  # noqa: PTH100 (links stay)
     if not count:
@@ -217,11 +210,11 @@ def _found(
         return
     if asked:
         progress(f"searching {path}")
-    try:
-        with os.scandir(path) as entries:
-            children = sorted(entries, key=lambda entry: entry.name)
-    except OSError as err:
-        raise RawFormatError(f"cannot list {path}: {err.strerror}", slug="cannot-read") from err
+    with (
+        system_errors(RawFormatError, f"cannot list {path}", slug="cannot-read"),
+        os.scandir(path) as entries,
+    ):
+        children = sorted(entries, key=lambda entry: entry.name)
     names = {child.name for child in children}
     for child in children:
         if child.name.startswith(".") or child.name.endswith(".cluster"):

@@ -358,18 +358,18 @@ def _partials(local: Local, one: Input, resources: ExitStack, paths: list[str]) 
         paths.append(str(database))
         convert(local.path, database, source=local.source)
     try:
-        return [_with_host(partial, one.location) for partial in _partials_of_input(database, one)]
+        made = _partials_of_input(database, one)
     except StoreError:
         if local.source is None and _is_other_database(database, named=one.likely_rank is not None):
             raise _NoRank from None
         raise
-
-
-def _with_host(partial: Partial, location: str) -> Partial:
-    """Return `partial`, with the host name from the file name if the recording has none."""
-    if partial.facts.host is not None:
-        return partial
-    return replace(partial, facts=replace(partial.facts, host=host_in(location)))
+    host = host_in(one.location)  # for recordings that do not contain it
+    return [
+        partial
+        if partial.facts.host is not None
+        else replace(partial, facts=replace(partial.facts, host=host))
+        for partial in made
+    ]
 
 
 def partials_of(database: Path, rank: int | None = None) -> list[Partial]:

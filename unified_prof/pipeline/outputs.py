@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from unified_prof.base.run_spec import MEMORY, RUN_TIME
-from unified_prof.errors import OutputError, UprofError, UsageError
-from unified_prof.sqlite.atomic import output_error, refuse_existing, remove_abandoned
+from unified_prof.errors import OutputError, UprofError, UsageError, system_errors
+from unified_prof.sqlite.atomic import output_errors, refuse_existing, remove_abandoned
 
 
 class _Names(NamedTuple):
@@ -37,28 +37,17 @@ class _Names(NamedTuple):
 # launcher; mpirun precedes Slurm, because each daemon of mpirun is a task of Slurm, whose numbers
 # all of its ranks inherit.
 _TORCHRUN = _Names("torchrun", ("RANK",), ("LOCAL_RANK",), ("WORLD_SIZE",), ("LOCAL_WORLD_SIZE",))
+
+
+def _with_prefixes(launcher: str, *prefixes: str) -> _Names:
+    ends = ("RANK", "LOCAL_RANK", "SIZE", "LOCAL_SIZE")
+    return _Names(launcher, *(tuple(f"{one}_{end}" for one in prefixes) for end in ends))
+
+
 _OTHERS = (
-    _Names(
-        "openmpi",
-        ("OMPI_COMM_WORLD_RANK",),
-        ("OMPI_COMM_WORLD_LOCAL_RANK",),
-        ("OMPI_COMM_WORLD_SIZE",),
-        ("OMPI_COMM_WORLD_LOCAL_SIZE",),
-    ),
-    _Names(
-        "mvapich",
-        ("MV2_COMM_WORLD_RANK", "MVP_COMM_WORLD_RANK"),
-        ("MV2_COMM_WORLD_LOCAL_RANK", "MVP_COMM_WORLD_LOCAL_RANK"),
-        ("MV2_COMM_WORLD_SIZE", "MVP_COMM_WORLD_SIZE"),
-        ("MV2_COMM_WORLD_LOCAL_SIZE", "MVP_COMM_WORLD_LOCAL_SIZE"),
-    ),
-    _Names(
-        "jsm",
-        ("JSM_NAMESPACE_RANK",),
-        ("JSM_NAMESPACE_LOCAL_RANK",),
-        ("JSM_NAMESPACE_SIZE",),
-        ("JSM_NAMESPACE_LOCAL_SIZE",),
-    ),
+    _with_prefixes("openmpi", "OMPI_COMM_WORLD"),
+    _with_prefixes("mvapich", "MV2_COMM_WORLD", "MVP_COMM_WORLD"),
+    _with_prefixes("jsm", "JSM_NAMESPACE"),
     _Names("pals", ("PALS_RANKID",), ("PALS_LOCAL_RANKID",), ("PALS_SIZE", "PMI_SIZE")),
     _Names(
         "mpich",
@@ -131,8 +120,11 @@ def rank_of(environment: Mapping[str, str] = os.environ) -> Rank:
     found = _read(_TORCHRUN, environment)
     if found.number is not None:
         return found
+    # The script of a batch job has rank 0 and the size of the job in its environment, but no
+    # SLURM_STEP_ID, which only srun sets.
+    is_batch = environment.get("ENVIRONMENT") == "BATCH" and "SLURM_STEP_ID" not in environment
     for names in _OTHERS:
-        if names.launcher == "slurm" and _is_batch_script(environment):
+        if names.launcher == "slurm" and is_batch:
             continue
         found = _read(names, environment)
         if found.rank is not None and found.is_distributed:
@@ -186,15 +178,6 @@ def _read(names: _Names, environment: Mapping[str, str]) -> Rank:
         one_host=world_size is None or world_size == 1 or local == world_size,
         restarts=number(_RESTARTS) or 0,
     )
-
-
-def _is_batch_script(environment: Mapping[str, str]) -> bool:
-    """Return True for the script of a Slurm batch job, which is not a rank.
-
-    Its environment contains rank 0 and the size of the job, but not SLURM_STEP_ID, which only srun
-    sets.
-    """
-    return environment.get("ENVIRONMENT") == "BATCH" and "SLURM_STEP_ID" not in environment
 
 
 def _job(environment: Mapping[str, str], launcher: str) -> str | None:
@@ -305,29 +288,15 @@ def exec_unprofiled(workload: Workload) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError, AttributeError):  # closed, full, or None
             stream.flush()
-    command = _command(workload)
-    try:
-        os.execv(command[0], command)
-    except OSError as err:
-        raise UsageError(
-            f"cannot start {command[0]}: {err.strerror or err}", slug="cannot-start"
-        ) from err
-
-
-def _command(workload: Workload) -> list[str]:
     path = Path(workload.target)
-    if workload.is_module:
-        return [*_python(), "-m", workload.target, *workload.arguments]
-    is_program = path.suffix not in (".py", ".pyw") and path.is_file() and os.access(path, os.X_OK)
-    if is_program:
-        return [str(path.absolute()), *workload.arguments]
-    return [*_python(), workload.target, *workload.arguments]
-
-
-def _python() -> list[str]:
-    """Return this interpreter with the options it was started with (-X, -W, -u, ...)."""
+    # This interpreter with the options it was started with (-X, -W, -u, ...).
     options: list[str] = getattr(subprocess, "_args_from_interpreter_flags", list)()
-    return [sys.executable, *options]
+    command = [sys.executable, *options, *(["-m"] if workload.is_module else []), workload.target]
+    is_script = path.suffix in (".py", ".pyw")
+    if not (workload.is_module or is_script) and path.is_file() and os.access(path, os.X_OK):
+        command = [str(path.absolute())]
+    with system_errors(UsageError, f"cannot start {command[0]}", slug="cannot-start"):
+        os.execv(command[0], [*command, *workload.arguments])
 
 
 _FILE_NAMES = {RUN_TIME: "run_time", MEMORY: "memory"}
@@ -381,11 +350,6 @@ def timeline_file(directory: Path, rank: Rank) -> Path:
     return directory / f"timeline{rank.suffix}.db"
 
 
-def raw_directory(directory: Path, rank: Rank) -> Path:
-    """Return the directory of raw recordings of a rank (file names of ranks are equal)."""
-    return directory / rank.suffix.removeprefix("_") if rank.suffix else directory
-
-
 @contextmanager
 def output_directory(path: Path) -> Iterator[Path]:
     """Create `path`, check that it is writable, and remove it afterwards if it is empty.
@@ -398,7 +362,12 @@ def output_directory(path: Path) -> Iterator[Path]:
     created = [parent for parent in (path, *path.parents) if not os.path.lexists(parent)]
     try:
         make_directory(path)
-        _probe(path)
+        probe = path / f".uprof.{os.getpid()}.probe"
+        with output_errors(path / "reports"):
+            try:
+                probe.write_bytes(b"uprof")
+            finally:
+                probe.unlink(missing_ok=True)
         remove_abandoned(path)
         yield path
     finally:
@@ -421,17 +390,6 @@ def make_directory(path: Path) -> None:
             hint="choose another directory",
             slug="cannot-write",
         ) from err
-
-
-def _probe(path: Path) -> None:
-    probe = path / f".uprof.{os.getpid()}.probe"
-    try:
-        try:
-            probe.write_bytes(b"uprof")
-        finally:
-            probe.unlink(missing_ok=True)
-    except OSError as err:
-        raise output_error(path / "reports", err) from err
 
 
 def refuse_existing_files(files: Iterable[Path], *, force: bool) -> None:

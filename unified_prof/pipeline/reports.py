@@ -50,8 +50,8 @@ class Reports:
     ) -> None:
         self.rank: Rank = rank_here() if in_program else rank_of()
         self.directory = outputs.attempt_directory(spec.output_dir, self.rank)
-        # Directory of raw recordings.
-        self.raw = outputs.raw_directory(self.directory, self.rank).absolute()
+        # Directory of raw recordings: file names of ranks are equal.
+        self.raw = (self.directory / self.rank.suffix.removeprefix("_")).absolute()
         self._paths: dict[str, tuple[Path, ...]] = {}
         self.notes: list[str] = []  # Notes for the user.
         self._spec, self._backend, self._force = spec, backend, force
@@ -202,12 +202,11 @@ class Reports:
         run = capture.tracked
         if run is None:
             return
-        writers = {RUN_TIME: skyline_writer.write_run_time, MEMORY: skyline_writer.write_memory}
         facts = provenance.of_records(self._facts, run, capture.failure)
         outputs.make_directory(self._absolute)  # another rank may have removed it
         names = self._unused_names(names)
         for report, path in names.items():
-            writers[report](path, run, facts, overwrite=self._force or self._written is not None)
+            _WRITERS[report](path, run, facts, overwrite=self._force or self._written is not None)
             self._paths[report] = (path,)
 
     def _unused_names(self, names: Mapping[str, Path]) -> Mapping[str, Path]:

@@ -369,6 +369,15 @@ def output_error(target: str | os.PathLike[str], err: OSError | sqlite3.Error) -
     return OutputError(f"cannot write {os.fspath(target)}: {text}", hint=hint, slug="cannot-write")
 
 
+@contextmanager
+def output_errors(target: str | os.PathLike[str]) -> Iterator[None]:
+    """Context manager that raises an OSError of its block as `output_error`."""
+    try:
+        yield
+    except OSError as err:
+        raise output_error(target, err) from err
+
+
 def remove_abandoned(folder: Path, head: str | None = None) -> None:
     """Remove the temporary files of ended processes; `head` begins their names (None: any)."""
     with suppress(OSError), os.scandir(folder) as entries:
