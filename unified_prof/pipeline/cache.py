@@ -15,13 +15,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 
-from unified_prof.errors import OutputError, RawFormatError, UprofError, UsageError
+from unified_prof.errors import OutputError, RawFormatError, UprofError, UsageError, system_errors
 from unified_prof.pipeline import discovery, outputs, sources
-from unified_prof.pipeline.convert import convert
+from unified_prof.pipeline.convert import convert, prefixed
 from unified_prof.pipeline.discovery import FoundRecording
 from unified_prof.recording import run_directory
 from unified_prof.recording.source import Missing
@@ -29,16 +28,6 @@ from unified_prof.schema import catalogue
 from unified_prof.sqlite.atomic import remove_abandoned
 from unified_prof.sqlite.opening import detect
 from unified_prof.version import VERSION
-
-
-def _rank_or_path(path: Path) -> str:
-    """Return `rank 3` if the recording contains its rank, else its path."""
-    source = sources.find_source(path)
-    with suppress(UprofError, OSError):
-        if source is not None and (rank := source.rank(path)) is not None:
-            return f"rank {rank}"
-    return str(path)
-
 
 # Maximum size of the cache, and seconds after its last use in which a report is kept.
 MAX_BYTES = 20 << 30
@@ -92,7 +81,7 @@ def reports_of(
     for number, (recording, name) in enumerate(zip(found, names, strict=True), start=1):
         at = f"{number} of {len(found)}, " if len(found) > 1 else ""
         try:
-            report = _report(recording, name, partial(_prefixed, progress, at))
+            report = _report(recording, name, prefixed(progress, at))
             converted.append((recording, report))
         except OutputError:
             raise
@@ -103,8 +92,14 @@ def reports_of(
     if len(converted) == 1 and not failed:
         return CachedReports(converted[0][1], tuple(converted))
     directory = _linked_directory([report for _, report in converted])
-    missing = tuple(Missing(_rank_or_path(path), str(error)) for path, error in failed)
-    return CachedReports(directory, tuple(converted), missing)
+    missing = []
+    for path, error in failed:
+        name, source = str(path), sources.find_source(path)
+        with suppress(UprofError, OSError):
+            if source is not None and (rank := source.rank(path)) is not None:
+                name = f"rank {rank}"
+        missing.append(Missing(name, str(error)))
+    return CachedReports(directory, tuple(converted), tuple(missing))
 
 
 def root() -> Path:
@@ -150,10 +145,6 @@ def _holds_reports(path: Path) -> bool:
             if detect(file).family not in (None, catalogue.CLUSTER):
                 return True
     return False
-
-
-def _prefixed(progress: Callable[[str], None], prefix: str, stage: str) -> None:
-    progress(f"{prefix}{stage}")
 
 
 def _report(found: FoundRecording, name: str, progress: Callable[[str], None]) -> Path:
@@ -233,14 +224,12 @@ def _linked_directory(reports: Sequence[Path]) -> Path:
     directory = root() / f"{digest.hexdigest()}-all"
     _make_directory(directory)
     for report in reports:
-        try:
+        # A link from an earlier run is the same: its target is part of the directory's name.
+        with (
+            system_errors(OutputError, f"cannot write {directory}", slug="cannot-write"),
+            suppress(FileExistsError),
+        ):
             (directory / report.name).symlink_to(Path("..", report.parent.name, report.name))
-        except FileExistsError:
-            pass  # from an earlier run: its target is part of the directory's name
-        except OSError as err:
-            raise OutputError(
-                f"cannot write {directory}: {err.strerror or err}", slug="cannot-write"
-            ) from err
     _touch(directory)
     return directory
 

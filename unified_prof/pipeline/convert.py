@@ -60,6 +60,13 @@ class CountingSink(Sink):
 
 
 Progress = Callable[[str], None]
+
+
+def prefixed(progress: Progress, prefix: str) -> Progress:
+    """Return `progress` with a text before each stage."""
+    return lambda stage: progress(f"{prefix}{stage}")
+
+
 _NO_FACTS: Mapping[str, str | None] = MappingProxyType({})
 
 
@@ -243,6 +250,9 @@ def _decode_context(revision: str, stages: Stages, *, of_own_run: bool) -> Decod
     spec = catalogue.load(catalogue.MSPROF, revision)
     columns = {name: frozenset(table.column_names) for name, table in spec.tables.items()}
 
+    package = Path(__file__).resolve().parents[1]
+    own = (f"{package.name}/", f"{package}/")
+
     @cache
     def enum(table: str) -> Mapping[str, int]:
         return {str(name): int(str(number)) for number, name in spec.rows.get(table, ())}
@@ -253,14 +263,9 @@ def _decode_context(revision: str, stages: Stages, *, of_own_run: bool) -> Decod
         enums=enum,
         stage=stages.stage,
         next_stage=stages.next_stage,
-        is_own_frame=_is_own_frame if of_own_run else None,
+        # Frames of this package; the profiler strips site-packages from paths.
+        is_own_frame=(lambda frame: frame.startswith(own)) if of_own_run else None,
     )
-
-
-def _is_own_frame(frame: str) -> bool:
-    """Return True for a frame of this package (the profiler strips site-packages from paths)."""
-    package = Path(__file__).resolve().parents[1]
-    return frame.startswith((f"{package.name}/", f"{package}/"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,12 +349,10 @@ def convert_all(
                     named.remove(STANDARD_INPUT)
                     yield Outcome(-1, STANDARD_INPUT, error=err)
 
-        def display_note(sentence: str) -> None:
-            note(temporary.display_name(sentence))
-
-        for outcome in _convert_all(
-            named, output, layout, settings, jobs, progress, display_note, temporary
-        ):
+        found = discovery.find(
+            named, progress, lambda text: note(temporary.display_name(text)), temporary
+        )
+        for outcome in _convert_all(found, output, layout, settings, jobs, progress):
             yield _without_temporary_names(outcome, temporary)
 
 
@@ -368,17 +371,15 @@ def _without_temporary_names(outcome: Outcome, temporary: TemporaryInputs) -> Ou
 
 
 def _convert_all(
-    paths: Sequence[Path],
+    every: Iterable[FoundRecording | discovery.FailedPath],
     output: Path | None,
     layout: str,
     settings: Settings,
     jobs: int,
     progress: Progress,
-    note: Progress,
-    temporary: TemporaryInputs,
 ) -> Iterator[Outcome]:
     recordings: dict[int, FoundRecording] = {}
-    for number, found in enumerate(discovery.find(paths, progress, note, temporary)):
+    for number, found in enumerate(every):
         if isinstance(found, FoundRecording):
             recordings[number] = found
         else:
@@ -426,7 +427,7 @@ def _run(tasks: Sequence[_Task], jobs: int, progress: Progress) -> Iterator[Outc
     if jobs == 1 or len(tasks) <= 1:
         for done, task in enumerate(tasks):
             at = f"{done + 1} of {len(tasks)}, " if len(tasks) > 1 else ""
-            yield run_task(task, partial(_report_stage, progress, f"{at}{task.found.path.name}"))
+            yield run_task(task, prefixed(progress, f"{at}{task.found.path.name}: "))
         return
     from unified_prof.pipeline import executors
 
@@ -453,10 +454,6 @@ def _retried(task: _Task) -> _Task:
     if discovery.existing_report(task.found, place, task.settings.revision) is None:
         return task
     return replace(task, place=place, settings=replace(task.settings, force=True))
-
-
-def _report_stage(progress: Progress, recording: str, stage: str) -> None:
-    progress(f"{recording}: {stage}")
 
 
 def run_task(task: _Task, progress: Progress = lambda _: None) -> Outcome:

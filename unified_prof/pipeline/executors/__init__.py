@@ -13,10 +13,10 @@ import traceback
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from unified_prof.errors import EngineError, UsageError
 from unified_prof.pipeline.executors.processes import (
@@ -129,13 +129,32 @@ def map_unordered(
             traceback.
     """
     faults: list[str] = []
-    rounds = _Rounds(pool, function, faults)
-    yield from rounds.finished(((item, item) for item in items), pool.task_s)
-    batched, rounds.lost_batched = rounds.lost_batched, []
-    yield from rounds.finished((item, retry(item)) for item in batched)
-    for item in rounds.lost_single:
+    # Items whose process died: of tasks with several items, any of which may have killed it, and of
+    # tasks with one item.
+    lost_batched: list[Item] = []
+    lost_single: list[Item] = []
+
+    def finished(
+        pairs: Iterable[tuple[Item, Item]], task_s: float = 0.0, *, last: bool = False
+    ) -> Iterator[tuple[Item, Result | Failure]]:
+        """Run pairs of (original item, item to run), and yield (original item, result)."""
+        for batch, answer in _in_batches(pool, function, pairs, task_s):
+            if not isinstance(answer, WorkerDied):
+                for item, result in zip(batch, answer, strict=True):
+                    if isinstance(result, _Raised):
+                        faults.append(result.traceback)
+                    else:
+                        yield item, result
+            elif last:
+                yield batch[0], Failure(str(answer))
+            else:
+                (lost_batched if len(batch) > 1 else lost_single).extend(batch)
+
+    yield from finished(((item, item) for item in items), pool.task_s)
+    yield from finished((item, retry(item)) for item in lost_batched[:])
+    for item in lost_single:
         pool.release_idle()
-        yield from rounds.finished([(item, retry(item))], last=True)
+        yield from finished([(item, retry(item))], last=True)
     if faults:
         raise RuntimeError(f"{len(faults)} task(s) failed; the first:\n{faults[0]}")
 
@@ -145,34 +164,6 @@ class _Raised:
     """An exception raised by the function in a worker."""
 
     traceback: str
-
-
-@dataclass(slots=True)
-class _Rounds(Generic[Item, Result]):
-    """Runs items, and collects items whose process died for another round."""
-
-    pool: WorkerPool
-    function: Callable[[Item], Result]
-    faults: list[str]
-    # Items of lost tasks with several items, any of which may have killed the process.
-    lost_batched: list[Item] = field(default_factory=list)
-    lost_single: list[Item] = field(default_factory=list)  # Items of lost tasks with one item.
-
-    def finished(
-        self, pairs: Iterable[tuple[Item, Item]], task_s: float = 0.0, *, last: bool = False
-    ) -> Iterator[tuple[Item, Result | Failure]]:
-        """Run pairs of (original item, item to run), and yield (original item, result)."""
-        for batch, answer in _in_batches(self.pool, self.function, pairs, task_s):
-            if not isinstance(answer, WorkerDied):
-                for item, result in zip(batch, answer, strict=True):
-                    if isinstance(result, _Raised):
-                        self.faults.append(result.traceback)
-                    else:
-                        yield item, result
-            elif last:
-                yield batch[0], Failure(str(answer))
-            else:
-                (self.lost_batched if len(batch) > 1 else self.lost_single).extend(batch)
 
 
 def _in_batches(

@@ -151,7 +151,7 @@ class DaskPool(WorkerPool):
         except Exception as err:
             raise self._lost(err) from err
         request.add_done_callback(partial(_copy_result, future))
-        future.add_done_callback(partial(_cancel, request))
+        future.add_done_callback(lambda one: one.cancelled() and request.cancel())
         return future
 
     def check(self) -> None:
@@ -287,7 +287,7 @@ def _connected(
 
 def _import(*, verbose: bool) -> Any:
     try:
-        import dask
+        import dask  # noqa: F401
         import distributed
     except ImportError as err:
         raise EngineError(
@@ -301,7 +301,6 @@ def _import(*, verbose: bool) -> Any:
         # Each logger of tornado by name: Dask sets their levels separately.
         for name in ("tornado", "tornado.application", "asyncio"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
-    del dask
     return distributed
 
 
@@ -331,11 +330,6 @@ def _copy_result(future: Future[Any], request: Future[Any]) -> None:
         future.set_exception(WorkerDied("ended without a result" + (f" ({last})" if last else "")))
     else:
         future.set_exception(err)
-
-
-def _cancel(request: Future[Any], future: Future[Any]) -> None:
-    if future.cancelled():
-        request.cancel()
 
 
 def _within(seconds: float, call: Callable[[], T]) -> T:
