@@ -168,7 +168,7 @@ def test_missing_protobuf_package_is_an_error(
     def absent() -> None:
         raise ImportError
 
-    monkeypatch.setattr(pprof, "_made", absent)
+    monkeypatch.setattr(pprof, "_profile_class", absent)
     done = uprof("export", step, "-o", tmp_path / "step.pb.gz")
     refused(done, 2, "needs the protobuf package", "unified-prof[pprof]")
     assert not (tmp_path / "step.pb.gz").exists()

@@ -1,7 +1,7 @@
 """Layouts of `uprof export`, and atomic writing of the exported files.
 
 Files are written under temporary names and renamed together at the end; existing files are replaced
-only with `force`. A layout of stacks has a writer in `export.stacks` and a row in LAYOUTS.
+only with `force`. A layout of stacks has a row in LAYOUTS and in `export.stacks.WRITERS`.
 """
 
 from __future__ import annotations
@@ -10,16 +10,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Literal
+from typing import IO, Literal
 
 from unified_prof.base import signals
 from unified_prof.errors import UsageError
-from unified_prof.sqlite.atomic import AtomicFile, output_error
+from unified_prof.sqlite.atomic import AtomicFile, output_errors
 from unified_prof.sqlite.statements import Block
-
-if TYPE_CHECKING:
-    from unified_prof.recording.breakdowns import Stacks
-
 
 _ENCODING = {"encoding": "utf-8", "errors": "surrogateescape", "newline": "\n"}
 
@@ -71,29 +67,18 @@ class OutputFiles(Block):
         file = AtomicFile(self.directory / name, overwrite=self._force)
         self._files.append(file)
         binary = Binary(file.partial)
-        try:
+        with output_errors(file.target):
             yield binary
-        except OSError as err:
-            raise output_error(file.target, err) from err
         self.written.append(Written(name, binary.entries))
 
     @contextmanager
     def text(self, name: str) -> Iterator[Text]:
-        """Yield a new text file.
-
-        Raises:
-            OutputError: The file exists and `force` is not set, or it cannot be written.
-        """
-        file = AtomicFile(self.directory / name, overwrite=self._force)
-        self._files.append(file)
-        text: Text | None = None
-        try:
+        """Yield a new text file; raises the errors of `file`."""
+        with self.file(name) as file:
             with file.partial.open("w", **_ENCODING) as stream:  # type: ignore[call-overload]
                 text = Text(stream)
                 yield text
-        except OSError as err:
-            raise output_error(file.target, err) from err
-        self.written.append(Written(name, text.entries))
+            file.entries = text.entries
 
     def tables(
         self, names: Sequence[str], header: str, blocks: Iterable[Sequence[str]], *, rows_each: int
@@ -106,9 +91,9 @@ class OutputFiles(Block):
         rest = _Lines(blocks)
         for name in names:
             with self.text(name) as text:
-                text.write(f"{header}\n")
+                text.stream.write(f"{header}\n")
                 for lines in rest.take(None if name == names[-1] else rows_each):
-                    text.write("\n".join(lines) + "\n")
+                    text.stream.write("\n".join(lines) + "\n")
                     text.entries += len(lines)
 
 
@@ -120,16 +105,12 @@ class Binary:
     entries: int = 0
 
 
+@dataclass(slots=True)
 class Text:
     """Open text file with its number of entries."""
 
-    def __init__(self, stream: IO[str]) -> None:
-        self._stream = stream
-        self.entries = 0
-
-    def write(self, text: str) -> None:
-        """Append a text."""
-        self._stream.write(text)
+    stream: IO[str]
+    entries: int = 0
 
 
 class _Lines:
@@ -163,21 +144,6 @@ class Layout:
     suffixes: tuple[str, ...] = ()
     several: bool = True  # For stacks: True if a file can have several measures.
 
-    def write_stacks(self, path: Path, parts: Sequence[tuple[str, Stacks]]) -> None:
-        """Write stacks, each with its title, as one file.
-
-        Raises:
-            UsageError: A required package is not installed.
-        """
-        from unified_prof.export import stacks  # Needs NumPy; the layouts are part of `--help`.
-
-        writers = {
-            "collapsed": stacks.write_collapsed,
-            "speedscope": stacks.write_speedscope,
-            "pprof": stacks.write_pprof,
-        }
-        writers[self.name](path, parts)
-
 
 LAYOUTS: tuple[Layout, ...] = (
     Layout("mindstudio", "deliverables", "the CSV and JSON files of `msprof --type=text`"),
@@ -201,11 +167,6 @@ DEFAULT = LAYOUTS[0]
 NAMES = tuple(one.name for one in LAYOUTS)
 
 
-def layout_named(name: str) -> Layout:
-    """Return the layout called `name`."""
-    return next(one for one in LAYOUTS if one.name == name)
-
-
 def select_layout(output: Path, asked: str | None) -> Layout:
     """Return the requested layout, or the one that the extension of the output selects.
 
@@ -217,7 +178,7 @@ def select_layout(output: Path, asked: str | None) -> Layout:
     of_ending = max(matches, key=lambda match: match[0])[1] if matches else None
     if asked is None:
         return of_ending or DEFAULT
-    layout = layout_named(asked)
+    layout = next(one for one in LAYOUTS if one.name == asked)
     if of_ending not in (None, layout) and layout not in [one for _, one in matches]:
         assert of_ending is not None
         raise UsageError(

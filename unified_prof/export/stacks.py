@@ -11,7 +11,7 @@ from __future__ import annotations
 import gzip
 import json
 import posixpath
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -119,7 +119,14 @@ def write_pprof(path: Path, parts: Sequence[tuple[str, Stacks]]) -> None:
     Raises:
         UsageError: The protobuf package is not installed.
     """
-    profile = _profile_class()()
+    try:
+        profile = _profile_class()()
+    except ImportError as err:
+        raise UsageError(
+            "a pprof profile needs the protobuf package",
+            hint="run `pip install 'unified-prof[pprof]'`",
+            slug="missing-package",
+        ) from err
     texts: dict[str, int] = {"": 0}
 
     def text(value: str) -> int:
@@ -148,19 +155,8 @@ def write_pprof(path: Path, parts: Sequence[tuple[str, Stacks]]) -> None:
     path.write_bytes(gzip.compress(profile.SerializeToString(deterministic=True), mtime=0))
 
 
-def _profile_class() -> Any:
-    try:
-        return _made()
-    except ImportError as err:
-        raise UsageError(
-            "a pprof profile needs the protobuf package",
-            hint="run `pip install 'unified-prof[pprof]'`",
-            slug="missing-package",
-        ) from err
-
-
 @lru_cache(maxsize=1)
-def _made() -> Any:
+def _profile_class() -> Any:
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
     package = "uprof.pprof"
@@ -181,3 +177,11 @@ def _made() -> Any:
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{package}.Profile"))
+
+
+# Layout -> writer of stacks, each with its title, as one file.
+WRITERS: dict[str, Callable[[Path, Sequence[tuple[str, Stacks]]], None]] = {
+    "collapsed": write_collapsed,
+    "speedscope": write_speedscope,
+    "pprof": write_pprof,
+}

@@ -19,17 +19,18 @@ from unified_prof.cluster.step_lanes import (
     ranks_of_interest,
     step_window,
 )
-from unified_prof.errors import OutputError, StoreError, UsageError
+from unified_prof.errors import OutputError, StoreError, UsageError, system_errors
 from unified_prof.explain.api import Opened, open_reports
 from unified_prof.explain.report_questions import Analysis, OverTime
 from unified_prof.export import tables
 from unified_prof.export.files import Layout
 from unified_prof.export.mindstudio import writer
 from unified_prof.export.mindstudio.writer import Exported
+from unified_prof.export.stacks import WRITERS
 from unified_prof.pipeline import analysis_db, outputs, rank_runs
 from unified_prof.pipeline.convert import convert
 from unified_prof.pipeline.outputs import RankSelection
-from unified_prof.pipeline.sources import Source, find_source
+from unified_prof.pipeline.sources import find_source
 from unified_prof.recording.breakdown_kinds import MEASURES, Place
 from unified_prof.recording.breakdowns import Frame, Stacks, below, merge
 from unified_prof.report import names
@@ -102,24 +103,34 @@ def export_report(
         return export_ranks(path, output, reader, selected.ranks, selected.step, force=force)
     if layout.makes == "stacks":
         with reader.opened(path) as opened:
-            parts = export_stacks(
-                opened, output, layout, measure=selected.measure, by=selected.by, force=force
-            )
+            profiles = _export_stacks(opened, output, layout, selected, force=force)
             coverage = opened.coverage
-        about |= {"profiles": list(map(asdict, parts)), "coverage": coverage_fields(coverage)}
-        lines = [f"{output}: {part.text}" for part in parts]
+        about |= {"profiles": profiles, "coverage": coverage_fields(coverage)}
+        lines = []
+        for one in profiles:
+            show = names.format_size if one["unit"] == "bytes" else names.format_duration
+            lines.append(
+                f"{output}: {one['measure']}: {one['stacks']:,} stacks, total {show(one['total'])}"
+            )
         return ExportResult(about, lines, coverage.sentence if coverage.missing else "")
-    if layout.makes == "deliverables" and is_converted_first(path):
+    if layout.makes == "deliverables" and _is_converted_first(path):
         # The conversion must keep rows that a report does not show.
         reader = replace(reader, convert=False)
-    ready = reader.reports(path, several=False)
+    ready = reader.reports(path, several=False).path
     with reader.with_hint(path), reader.messages.progress() as progress:
         done: tables.Exported | Exported
-        if layout.makes == "tables":
-            only, ids = selected.tables, selected.ids
-            done = export_tables(ready.path, output, layout, only=only, ids=ids, force=force)
+        if layout.makes != "tables":
+            done = export(ready, output, force=force, raw=selected.raw, progress=progress)
+        elif ready.is_dir():
+            raise UsageError(
+                f"{ready} is a directory, expected one report",
+                hint="choose one of its reports",
+                slug="several-reports",
+            )
         else:
-            done = export(ready.path, output, force=force, raw=selected.raw, progress=progress)
+            only, ids = selected.tables, selected.ids
+            with open_report(ready, any_revision=True) as report, outputs.output_directory(output):
+                done = tables.write(report, output, layout.name, only=only, ids=ids, force=force)
     return ExportResult(
         about | done.fields(), [f"{output}: {len(done.files)} files", *done.lines()]
     )
@@ -237,7 +248,7 @@ def export(
             return writer.write(report, directory, force=force, raw=raw, progress=progress)
 
 
-def is_converted_first(path: Path) -> bool:
+def _is_converted_first(path: Path) -> bool:
     """Return True if `path` is a recording that `export` converts to a temporary database."""
     return path.is_dir() and (source := find_source(path)) is not None and source.kind in _SOURCES
 
@@ -247,32 +258,28 @@ def _database(path: Path, progress: Callable[[str], None]) -> Iterator[Path]:
     """Yield the database for `path`: itself, the one in the directory, or a temporary one."""
     if not path.is_dir():
         yield path
-        return
-    source = find_source(path)
-    if source is None or source.kind not in _SOURCES:
-        yield _database_in(path, source)
-        return
-    try:
-        with temporary_folder() as folder:
+    elif not _is_converted_first(path):
+        yield _database_in(path)
+    else:
+        with (
+            system_errors(
+                OutputError, "cannot create a temporary database", slug="no-temporary-space"
+            ),
+            temporary_folder() as folder,
+        ):
             target = folder / "msprof.db"
-            convert(path, target, source=source, schema="latest", progress=progress)
+            convert(path, target, schema="latest", progress=progress)
             yield target
-    except OSError as err:
-        raise OutputError(
-            f"cannot create a temporary database: {err.strerror or err}", slug="no-temporary-space"
-        ) from err
 
 
-def _database_in(path: Path, source: Source | None) -> Path:
+def _database_in(path: Path) -> Path:
     """Return the only database in a directory that is not a PROF_* directory."""
-    try:
+    with system_errors(StoreError, f"cannot read {path}", slug="cannot-read"):
         found = sorted(file for file in path.iterdir() if _DATABASE.fullmatch(file.name))
         recordings = sorted(child for child in path.glob("PROF_*") if child.is_dir())
-    except OSError as err:
-        raise StoreError(f"cannot read {path}: {err.strerror or err}", slug="cannot-read") from err
     if len(found) == 1:
         return found[0]
-    if source is not None:
+    if (source := find_source(path)) is not None:
         raise UsageError(
             f"{path} is {source.description}, expected an msprof database or a PROF_* directory",
             hint=f"run `uprof convert {path}` first, or use --convert",
@@ -288,42 +295,18 @@ def _database_in(path: Path, source: Source | None) -> Path:
     raise StoreError(f"{path} has {what}, expected one to export", hint=hint, slug="no-report")
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One measure in an exported file, with its unit and totals."""
-
-    measure: str
-    unit: str
-    stacks: int
-    total: int
-
-    @property
-    def text(self) -> str:
-        """The part in words."""
-        show = names.format_size if self.unit == "bytes" else names.format_duration
-        return f"{self.measure}: {self.stacks:,} stacks, total {show(self.total)}"
-
-
-def export_stacks(
-    opened: Opened,
-    output: Path,
-    layout: Layout,
-    *,
-    measure: str | None = None,
-    by: Place | None = None,
-    force: bool = False,
-) -> list[Part]:
+def _export_stacks(
+    opened: Opened, output: Path, layout: Layout, selected: Selection, *, force: bool
+) -> list[dict[str, Any]]:
     """Write the stacks of reports to one file; with several reports, each has its own root frame.
 
-    If `measure` is None, all measures are written, or the first if the format supports only one.
-    `by` are the frames above the operations; None: modules if recorded, otherwise source lines if
-    recorded.
+    Without a selected measure, all are written, or the first if the format supports only one.
+    Without selected frames, they are modules if recorded, otherwise source lines if recorded.
 
-    Raises:
-        UsageError: no report has the measure or the frames.
-        StoreError: no report can be read completely.
-        OutputError: the file exists or cannot be written.
+    Returns:
+        Measure, unit, number of stacks and total of each profile in the file.
     """
+    measure = selected.measure
     refuse_existing(output, overwrite=force)
     several = len(opened.analyses) > 1
 
@@ -331,7 +314,7 @@ def export_stacks(
         wanted = [name for name in analysis.measures if measure in (None, name)]
         if measure is None and not layout.several:
             wanted = wanted[:1]
-        found = {name: analysis.stacks(name, by) for name in wanted}
+        found = {name: analysis.stacks(name, selected.by) for name in wanted}
         if several:
             label = analysis.path.replace(f"{opened.path}/", "")
             found = {name: below(Frame(label, "report"), s) for name, s in found.items()}
@@ -356,40 +339,16 @@ def export_stacks(
         for name in measures
     ]
     with replacing(output, overwrite=force) as partial:
-        layout.write_stacks(partial, parts)
+        WRITERS[layout.name](partial, parts)
     return [
-        Part(stacks.measure.name, stacks.measure.unit, len(stacks.samples), stacks.total)
+        {
+            "measure": stacks.measure.name,
+            "unit": stacks.measure.unit,
+            "stacks": len(stacks.samples),
+            "total": stacks.total,
+        }
         for _, stacks in parts
     ]
-
-
-def export_tables(
-    path: Path,
-    directory: Path,
-    layout: Layout,
-    *,
-    only: Collection[str] = (),
-    ids: bool = False,
-    force: bool = False,
-) -> tables.Exported:
-    """Write each table of a report to its own file; supports all kinds of reports.
-
-    The directory is created if missing; an empty `only` selects all tables with rows. If `ids`,
-    string ids are kept; otherwise they are replaced by the strings.
-
-    Raises:
-        UsageError: a table does not exist, or pyarrow is not installed.
-        StoreError: the file is not a report, or is damaged.
-        OutputError: a file exists or cannot be written.
-    """
-    if path.is_dir():
-        raise UsageError(
-            f"{path} is a directory, expected one report",
-            hint="choose one of its reports",
-            slug="several-reports",
-        )
-    with open_report(path, any_revision=True) as report, outputs.output_directory(directory):
-        return tables.write(report, directory, layout.name, only=only, ids=ids, force=force)
 
 
 def _timed_reports(opened: Opened, *, with_path: bool) -> list[tuple[str, OverTime]]:

@@ -103,10 +103,10 @@ class Delivery:
         with self._files.text(f"{kind}_{self._time}.json") as text:
             separator = "["
             for events in chain([first], filled):
-                text.write(separator + ",".join(events))
+                text.stream.write(separator + ",".join(events))
                 text.entries += len(events)
                 separator = ","
-            text.write("]")
+            text.stream.write("]")
 
 
 def as_json(value: object) -> str:
