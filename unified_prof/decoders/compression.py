@@ -136,6 +136,12 @@ def format_of(head: bytes) -> Format | None:
     return next((form for form in _FORMATS if head.startswith(form.magics)), None)
 
 
+def file_format(path: Path) -> Format | None:
+    """Return the format of a compressed file, None if it is not compressed."""
+    with path.open("rb") as file:
+        return format_of(file.read(_MAGIC_BYTES))
+
+
 def expand(source: IO[bytes], nested: int = _MAX_NESTED) -> Iterator[bytes]:
     """Yield the content of a file, compressed or not, in chunks of bounded size.
 

@@ -25,7 +25,7 @@ from typing import IO, Any
 from unified_prof.base.anonymous_names import Anonymizer
 from unified_prof.decoders.ascend_pt import folder as ascend
 from unified_prof.decoders.ascend_pt import operators, queue
-from unified_prof.decoders.compression import Content, format_of, head_of
+from unified_prof.decoders.compression import Content, file_format, head_of
 from unified_prof.decoders.memory_snapshot import pickle_reader
 from unified_prof.decoders.prof.coverage import DECODED
 from unified_prof.decoders.prof.layouts import record_type
@@ -36,15 +36,17 @@ from unified_prof.pipeline.discovery import refusal
 from unified_prof.pipeline.flight_recorder import dump_files
 from unified_prof.pipeline.temporary_inputs import TemporaryInputs, is_archive
 from unified_prof.sqlite.atomic import new_folder, raise_kept, replacing, temporary_folder, watch
+from unified_prof.sqlite.fingerprint import MAGIC
 from unified_prof.sqlite.opening import detect
 from unified_prof.sqlite.statements import quoted
 
-_SQLITE, _PARQUET = b"SQLite format 3\0", b"PAR1"
+_PARQUET = b"PAR1"
 _OPEN: dict[str, Callable[..., Any]] = {
     ".gz": partial(gzip.open, compresslevel=6),
     ".xz": lzma.open,
     ".bz2": bz2.open,
 }
+_NOT_WRITTEN = re.compile(r"\.(?:zst|zip)$")
 _STRING = re.compile(rb'"((?:[^"\\]|\\.)*)"(\s*:)?', re.DOTALL)
 _JSON_START = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:\{\s*[\"}]|\[\s*[\[{\"\d\]-])")
 # Bytes outside of strings that JSON does not need: letters of other words are dropped.
@@ -118,7 +120,7 @@ def _is_known(path: Path) -> bool:
         return False  # empty, or its compressed data is damaged
     if sources.certain_source(path) or sources.unsupported_format(path) is sources.FLIGHT_RECORDER:
         return True
-    if (head_of(path) or b"").startswith(_SQLITE):
+    if (head_of(path) or b"").startswith(MAGIC):
         try:
             return detect(path).family is not None
         except UprofError:
@@ -159,7 +161,8 @@ class _Work:
             elif not child.is_file():
                 self._leave_out(child, "not a regular file")
             elif is_part or _is_known(child):
-                form = self._unpacked_ending(child, name)
+                # Without the ending of a compression that is not written.
+                form = name if file_format(child) is None else _NOT_WRITTEN.sub("", name)
                 why = self.file(child, target / form, form)
                 if form.endswith(".done"):
                     _correct_size(child, target / form)
@@ -168,12 +171,6 @@ class _Work:
                     self._leave_out(child, why)
             else:
                 self._leave_out(child, "not a recording")
-
-    def _unpacked_ending(self, path: Path, name: str) -> str:
-        """Return the name without the ending of a compression that is not written."""
-        with path.open("rb") as file:
-            form = format_of(file.read(8))
-        return name if form is None else re.sub(r"\.(?:zst|zip)$", "", name)
 
     def _leave_out(self, path: Path, why: str) -> None:
         self.result.left_out[str(path)] = why
@@ -190,20 +187,19 @@ class _Work:
         write = self._writer(path, head)
         if isinstance(write, str):
             return write
-        opened = _OPEN.get(Path(name).suffix)
+        opened = _OPEN.get(Path(name).suffix, open)
         if write in (self._database, self._parquet):
             with temporary_folder() as folder:
                 source, result = path, folder / "result"
-                with path.open("rb") as file:
-                    if format_of(file.read(8)) is not None:
-                        source = folder / "source"
-                        with source.open("wb") as copy:
-                            copy.writelines(Content(path).blocks())
+                if file_format(path) is not None:
+                    source = folder / "source"
+                    with source.open("wb") as copy:
+                        copy.writelines(Content(path).blocks())
                 write(source, result)
-                with result.open("rb") as data, _output(target, opened) as out:
+                with result.open("rb") as data, opened(target, "wb") as out:
                     shutil.copyfileobj(data, out, _LINES)
         else:
-            with _output(target, opened) as out:
+            with opened(target, "wb") as out:
                 write(path, out)
         shutil.copystat(path, target)
         self.result.files += 1
@@ -212,7 +208,7 @@ class _Work:
     def _writer(self, path: Path, head: bytes) -> Callable[[Path, Any], None] | str:
         kind = self._kinds.get(path)
         bare = re.sub(r"^(?:un)?aging\.", "", kind or "")
-        if head.startswith(_SQLITE):
+        if head.startswith(MAGIC):
             return self._database
         if head.startswith(_PARQUET):
             return self._parquet
@@ -229,7 +225,7 @@ class _Work:
         if _JSON_START.match(head):
             return self._json
         if _is_text(head):
-            return self._csv if ".csv" in path.suffixes else self._text
+            return partial(self._text, header=".csv" in path.suffixes)
         return f"binary data ({kind})" if kind else "binary data"
 
     def _json(self, path: Path, out: IO[bytes]) -> None:
@@ -259,7 +255,7 @@ class _Work:
                 rest = rest[-_MARGIN:]
             out.write(b"".join(parts))
 
-    def _text(self, path: Path, out: IO[bytes], header: bool = False) -> None:
+    def _text(self, path: Path, out: IO[bytes], *, header: bool) -> None:
         rest = b""
         for block in _blocks_and_end(Content(path)):
             *lines, rest = (rest + (block or b"")).split(b"\n")
@@ -276,9 +272,6 @@ class _Work:
                 header = False
                 if block is not None:
                     out.write(b"\n")
-
-    def _csv(self, path: Path, out: IO[bytes]) -> None:
-        self._text(path, out, header=True)
 
     def _pickle(self, path: Path, out: IO[bytes]) -> None:
         pickle.dump(self.names.value(pickle_reader.load(path)), out, protocol=4)
@@ -428,11 +421,6 @@ def _correct_size(done: Path, target: Path) -> None:
     if old.is_file() and new.is_file():
         before, after = (str(file.stat().st_size).encode() for file in (old, new))
         target.write_bytes(target.read_bytes().replace(before, after))
-
-
-def _output(target: Path, opened: Callable[..., Any] | None) -> IO[bytes]:
-    file: IO[bytes] = target.open("wb") if opened is None else opened(target, "wb")
-    return file
 
 
 def _copy(path: Path, out: IO[bytes]) -> None:

@@ -26,7 +26,7 @@ from unified_prof.decoders.compression import (
     Content,
     PieceReader,
     count_zip_files,
-    format_of,
+    file_format,
     head_of,
     is_zip_file,
 )
@@ -55,8 +55,8 @@ def is_archive(path: Path) -> bool:
     try:
         if not path.is_file() or not path.stat().st_size:
             return False  # a pipe and some files of /proc block
+        form = file_format(path)
         with path.open("rb") as file:
-            form = format_of(file.read(8))
             return form is not None and form.expand is None and count_zip_files(file) > 1
     except OSError:
         return False
@@ -158,18 +158,17 @@ class _Member(NamedTuple):
 
 def _members(archive: Path) -> Iterator[_Member]:
     """Yield the regular files of an archive; read each file before the next one is requested."""
-    with archive.open("rb") as file:
-        form = format_of(file.read(8))
-        if form is not None and form.expand is None:
-            with zipfile.ZipFile(file) as unzipped:
-                for info in _limited(unzipped.infolist(), archive):
-                    if info.compress_type not in ZIP_METHODS:
-                        raise NotImplementedError(f"compression method {info.compress_type}")
-                    if is_zip_file(info) and not stat.S_ISLNK(info.external_attr >> 16):
-                        modified_s = time.mktime((*info.date_time, 0, 0, -1))
-                        with unzipped.open(info) as content:
-                            yield _Member(info.filename, modified_s, content)
-            return
+    form = file_format(archive)
+    if form is not None and form.expand is None:
+        with zipfile.ZipFile(archive) as unzipped:
+            for info in _limited(unzipped.infolist(), archive):
+                if info.compress_type not in ZIP_METHODS:
+                    raise NotImplementedError(f"compression method {info.compress_type}")
+                if is_zip_file(info) and not stat.S_ISLNK(info.external_attr >> 16):
+                    modified_s = time.mktime((*info.date_time, 0, 0, -1))
+                    with unzipped.open(info) as content:
+                        yield _Member(info.filename, modified_s, content)
+        return
     pieces = _TarContent(b"", Content(archive).blocks())
     with tarfile.open(fileobj=pieces, mode="r|") as tar:
         for entry in _limited(tar, archive):

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from unified_prof.base.text import CAPTURE_FACT, most_alike
-from unified_prof.decoders.compression import Content, format_of, head_of
-from unified_prof.errors import OutputError, RawFormatError, StoreError
+from unified_prof.decoders.compression import Content, file_format, head_of
+from unified_prof.errors import OutputError, RawFormatError, StoreError, system_errors
 from unified_prof.pipeline.sources.base import DecodeContext, DecodeResult, Match, Source
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def _database_tables(path: Path) -> frozenset[str]:
 
     if not (head_of(path) or b"").startswith(_SQLITE):
         return frozenset()
-    if not _is_compressed(path):
+    if file_format(path) is None:
         return table_names(path)
     names: set[str] = set()
     size, rest = 0, b""
@@ -63,11 +63,6 @@ def _database_tables(path: Path) -> frozenset[str]:
     except RawFormatError:
         pass
     return frozenset(names)
-
-
-def _is_compressed(path: Path) -> bool:
-    with path.open("rb") as file:
-        return format_of(file.read(8)) is not None
 
 
 @contextmanager
@@ -83,18 +78,16 @@ def _open_database(path: Path) -> Iterator[Tables]:
 
     with ExitStack() as resources:
         database = path
-        if _is_compressed(path):
-            try:
+        if file_format(path) is not None:
+            with system_errors(
+                OutputError,
+                f"cannot decompress {path}",
+                hint="set TMPDIR to a directory with more space",
+                slug="no-temporary-space",
+            ):
                 database = resources.enter_context(temporary_folder()) / _plain_name(path)
                 with database.open("xb") as copy:
-                    for block in Content(path).blocks():
-                        copy.write(block)
-            except OSError as err:
-                raise OutputError(
-                    f"cannot decompress {path}: {err.strerror or err}",
-                    hint="set TMPDIR to a directory with more space",
-                    slug="no-temporary-space",
-                ) from err
+                    copy.writelines(Content(path).blocks())
         try:
             yield resources.enter_context(foreign_tables(database))
         except StoreError as err:
@@ -236,14 +229,21 @@ class Nsys(Source):
 
     def sniff(self, path: Path) -> Match:
         """Check the table names."""
-        tables = _parquet_names(path) if path.is_dir() else _database_tables(path)
+        try:
+            tables = {one.stem for one in path.iterdir() if one.suffix == _PARQUET}
+        except NotADirectoryError:
+            tables = set(_database_tables(path))
+        except OSError:
+            tables = set()
         return Match.CERTAIN if any(n.startswith(_NSYS_TABLES) for n in tables) else Match.NO
 
     def decode(self, path: Path, sink: Sink, context: DecodeContext) -> DecodeResult:
         """Decode the export in bounded memory; see `decoders.nsys`."""
         from unified_prof.decoders import nsys
+        from unified_prof.decoders.nsys.columns import ParquetTables
 
-        with _nsys_tables(path) as tables:
+        opened = nullcontext(ParquetTables(path)) if path.is_dir() else _open_database(path)
+        with opened as tables:
             return _decode_result(nsys.decode(path, tables, sink, **_options(context)))
 
     def identity(self, path: Path) -> Mapping[str, str]:
@@ -265,23 +265,6 @@ class Nsys(Source):
         return name.removesuffix(".sqlite").removesuffix("_pqtdir") or name
 
 
-def _parquet_names(directory: Path) -> frozenset[str]:
-    try:
-        names = [file.name for file in directory.iterdir()]
-    except OSError:
-        return frozenset()
-    return frozenset(name.removesuffix(_PARQUET) for name in names if name.endswith(_PARQUET))
-
-
-def _nsys_tables(path: Path) -> AbstractContextManager[Tables]:
-    if path.is_dir():
-        from unified_prof.decoders.nsys.columns import ParquetTables
-
-        return nullcontext(ParquetTables(path))
-    return _open_database(path)
-
-
-_ROCPD_TABLE = "rocpd_metadata"
 _ROCPROF_JSON = re.compile(rb'\{\s*"rocprofiler-sdk-tool"\s*:')
 
 
@@ -295,29 +278,23 @@ class Rocm(Source):
     def sniff(self, path: Path) -> Match:
         """Check the first JSON key, or the table that every rocpd database contains."""
         found = _ROCPROF_JSON.match(_content_head(path)) or any(
-            name.startswith(_ROCPD_TABLE) for name in _database_tables(path)
+            name.startswith("rocpd_metadata") for name in _database_tables(path)
         )
         return Match.CERTAIN if found else Match.NO
 
     def decode(self, path: Path, sink: Sink, context: DecodeContext) -> DecodeResult:
         """Decode all sessions of the file; see `decoders.rocm`."""
         from unified_prof.decoders import rocm
+        from unified_prof.decoders.rocm.json_tables import JsonTables
 
-        with _rocm_tables(path) as tables:
+        is_json = _ROCPROF_JSON.match(_content_head(path))
+        with nullcontext(JsonTables(path)) if is_json else _open_database(path) as tables:
             return _decode_result(rocm.decode(path, tables, sink, **_options(context)))
 
     def stem(self, path: Path) -> str:
         """Return the name without suffix, with `_uprof` if the recording is a database."""
         plain = Path(_plain_name(path))
         return f"{plain.stem}_uprof" if plain.suffix == ".db" else plain.stem or path.name
-
-
-def _rocm_tables(path: Path) -> AbstractContextManager[Tables]:
-    if _ROCPROF_JSON.match(_content_head(path)):
-        from unified_prof.decoders.rocm.json_tables import JsonTables
-
-        return nullcontext(JsonTables(path))
-    return _open_database(path)
 
 
 _SNAPSHOT_KEYS = rb"segments|device_traces|allocator_settings|external_annotations"
