@@ -15,8 +15,8 @@ from tests.sql import run_facts
 from unified_prof import __version__
 from unified_prof.backends.registry import Capture, RunSpec
 from unified_prof.errors import CaptureError, OutputError, StoreError, UsageError
+from unified_prof.pipeline import reports
 from unified_prof.pipeline.live import run
-from unified_prof.sqlite import skyline_writer
 
 
 class FakeBackend:
@@ -153,7 +153,7 @@ def test_internal_error_does_not_hide_the_exit_code_of_the_workload(
     def fail(*_: object, **__: object) -> None:
         raise StoreError("disk error")
 
-    monkeypatch.setattr(skyline_writer, "write_run_time", fail)
+    monkeypatch.setitem(reports._WRITERS, "run-time", fail)
     with pytest.raises(StoreError):
         run(FakeBackend(Capture(0, tracked_run())), spec)
     result = run(FakeBackend(Capture(9, tracked_run())), spec)

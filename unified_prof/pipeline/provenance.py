@@ -50,8 +50,13 @@ def of_run(
         "platform": platform.platform(),
         "python": platform.python_version(),
         "started": timestamp(started),
-        **_git_facts(spec.project_root),
     }
+    git = ("git", "--no-optional-locks", "-C", str(spec.project_root))
+    if (commit := query(*git, "rev-parse", "HEAD")) is not None:
+        facts["git_commit"] = commit
+        modified = query(*git, "status", "--porcelain", "--untracked-files=no")
+        if modified is not None:
+            facts["git_modified"] = "true" if modified else "false"
     if backend is not None:
         facts["backend"] = backend
     for name in ("rank", "local_rank", "world_size"):
@@ -97,22 +102,6 @@ def timestamp(moment: datetime) -> str:
     return moment.isoformat(timespec="microseconds")
 
 
-def _git_facts(folder: Path) -> Mapping[str, str]:
-    commit = _git(folder, "rev-parse", "HEAD")
-    if commit is None:
-        return {}
-    modified = _git(folder, "status", "--porcelain", "--untracked-files=no")
-    facts = {"git_commit": commit}
-    if modified is not None:
-        facts["git_modified"] = "true" if modified else "false"
-    return facts
-
-
-def _git(folder: Path, *arguments: str) -> str | None:
-    """Return the output of a git command in `folder`, None if it fails."""
-    return query("git", "--no-optional-locks", "-C", str(folder), *arguments)
-
-
 def build_databases(
     recordings: Iterable[Recording],
     options: Mapping[str, object],
@@ -135,8 +124,13 @@ def build_databases(
     paths: list[Path] = []
     notes: list[str] = []
     for recording in recordings:
+        path: Path | None
+        note: str | None = None
         if native:
-            path, note = _native_database(recording)
+            path, reason = _vendor_database(recording)
+            if path is None:
+                missing = f"the vendor's exporter wrote no database for {recording.path}"
+                note = f"{missing}{f': {reason}' if reason else ''} (use `uprof convert`)"
         else:
             path, note = _converted(recording, options, rank, facts, force=force)
         if path:
@@ -146,14 +140,6 @@ def build_databases(
     if notes and not paths:
         raise CaptureError("; ".join(notes), slug="nothing-measured")
     return tuple(paths), notes
-
-
-def _native_database(recording: Recording) -> tuple[Path | None, str | None]:
-    native, reason = _vendor_database(recording)
-    if native:
-        return native, None
-    missing = f"the vendor's exporter wrote no database for {recording.path}"
-    return None, f"{missing}{f': {reason}' if reason else ''} (use `uprof convert`)"
 
 
 def _converted(
@@ -167,7 +153,13 @@ def _converted(
     from unified_prof.pipeline import convert, sources  # 0.2 s, which most runs do not need
 
     source = sources.by_kind(recording.kind)
-    target = None if source.report_is_inside else _trace_database(recording.path, rank)
+    target = None
+    if not source.report_is_inside:
+        # Its name does not collide with those of other traces.
+        target = timeline_file(recording.path.parent, rank)
+        stem = recording.path.name.partition(".")[0]
+        if (mark := stem.removeprefix("timeline_")) != stem:
+            target = target.with_name(f"{target.stem}_{mark}{target.suffix}")
     note = reason = None
     try:
         if missing := source.undecodable(recording.path):
@@ -206,15 +198,6 @@ def _vendor_database(recording: Recording) -> tuple[Path | None, str | None]:
         return recording.export(), None
     except CaptureError as err:
         return None, str(err)
-
-
-def _trace_database(recording: Path, rank: Rank) -> Path:
-    """Return a database path for a trace that does not collide with those of other traces."""
-    usual = timeline_file(recording.parent, rank)
-    mark = recording.name.partition(".")[0].removeprefix("timeline_")
-    if mark == recording.name.partition(".")[0]:
-        return usual
-    return usual.with_name(f"{usual.stem}_{mark}{usual.suffix}")
 
 
 @contextmanager

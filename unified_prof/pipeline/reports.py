@@ -129,7 +129,13 @@ class Reports:
         """
         streams.fill_closed_descriptors()
         self._note_end(capture.exit_code)
-        if self._is_written(capture):
+        written = self._written
+        if (
+            written is not None
+            and capture.tracked is written.tracked
+            and capture.recordings == written.recordings
+            and all(path.exists() for path in self._all_paths())
+        ):
             self._complete()
         else:
             try:
@@ -173,23 +179,17 @@ class Reports:
         """Record in `run.json` why this rank has no reports."""
         self._update_ranks(run_folder.ENDED, exit_code, failure)
 
-    def _is_written(self, capture: Capture) -> bool:
-        written = self._written
-        return (
-            written is not None
-            and capture.tracked is written.tracked
-            and capture.recordings == written.recordings
-            and all(path.exists() for path in self._all_paths())
-        )
-
     def _write(self, capture: Capture) -> None:
         self._facts |= capture.facts
         self._write_skyline(self._skyline, capture)
+        # Why the recordings may be incomplete.
+        error = None if capture.error is None else outputs.error_text(capture.error)
+        reasons = [reason for reason in (capture.failure, error) if reason]
         databases, notes = build_databases(
             capture.recordings,
             self._spec.options,
             rank=self.rank,
-            facts=self._facts | _failure_fact(capture),
+            facts=self._facts | ({"failure": "; ".join(reasons)} if reasons else {}),
             force=self._force or self._written is not None,
         )
         if databases:
@@ -296,13 +296,6 @@ def with_output(spec: RunSpec, reports: Reports) -> RunSpec:
     )
 
 
-def _failure_fact(capture: Capture) -> dict[str, str | None]:
-    """Return the row of UPROF_RUN that says why the recordings of a run may be incomplete."""
-    error = None if capture.error is None else outputs.error_text(capture.error)
-    reasons = [reason for reason in (capture.failure, error) if reason]
-    return {"failure": "; ".join(reasons)} if reasons else {}
-
-
 _WRITERS = {RUN_TIME: skyline_writer.write_run_time, MEMORY: skyline_writer.write_memory}
 
 
@@ -402,7 +395,13 @@ def _recover_spool(path: Path, taken: set[Path], *, force: bool) -> Recovery:
     if missing:
         outputs.refuse_existing_files(missing.values(), force=force)
         _write(path, missing, content, force=force)
-    remark = _remark(path, content)
+    remark = None
+    if run_spool.state_of(path) != run_spool.ENDED:
+        host = content.facts.get("host") or "another host"
+        remark = (
+            f"process {run_spool.process_of(path)} of {host} may still be running; if so, its own "
+            "reports get other names"
+        )
     try:
         path.unlink(missing_ok=True)
         _update_ranks(path.parent, names, content)
@@ -443,16 +442,6 @@ def failure_of(content: Spooled) -> str:
     return (
         f"the process ended before it wrote its reports: {saved} had been saved at "
         f"{content.saved}; later ones are lost"
-    )
-
-
-def _remark(path: Path, content: Spooled) -> str | None:
-    if run_spool.state_of(path) == run_spool.ENDED:
-        return None
-    host = content.facts.get("host") or "another host"
-    return (
-        f"process {run_spool.process_of(path)} of {host} may still be running; if so, its own "
-        "reports get other names"
     )
 
 
