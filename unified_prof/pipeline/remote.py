@@ -12,15 +12,15 @@ import hashlib
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from unified_prof.errors import OutputError, RawFormatError, UprofError, UsageError
+from unified_prof.errors import OutputError, RawFormatError, UprofError, UsageError, system_errors
 from unified_prof.sqlite.atomic import (
-    output_error,
+    output_errors,
     remove_abandoned,
     replacing,
     temporary_folder,
@@ -256,15 +256,12 @@ class StorageDirectory:
             RawFormatError: it cannot be listed.
         """
         if not self.is_remote:
-            here = local_path(self.location)
-            try:
+            here, names = local_path(self.location), []
+            with (
+                system_errors(RawFormatError, f"cannot list {here}", slug="cannot-read"),
+                suppress(FileNotFoundError),
+            ):
                 names = [entry.name for entry in here.iterdir() if entry.is_file()]
-            except FileNotFoundError:
-                return []
-            except OSError as err:
-                raise RawFormatError(
-                    f"cannot list {here}: {err.strerror}", slug="cannot-read"
-                ) from err
             return sorted(name for name in names if not name.endswith(".partial"))
         with storage_errors(self.location, RawFormatError):
             system, path = _open(self.location)
@@ -313,12 +310,10 @@ class StorageDirectory:
         """
         if not self.is_remote:
             target = local_path(self.at(name))
-            try:
-                if not self._is_made:
+            if not self._is_made:
+                with output_errors(target):
                     target.parent.mkdir(parents=True, exist_ok=True)
                 self._is_made = True
-            except OSError as err:
-                raise output_error(target, err) from err
             if self._is_tidy and not durable:
                 write_small(target, data)
                 return

@@ -45,7 +45,7 @@ from unified_prof.compare.gate import (
     gate_workloads,
     require_measured,
 )
-from unified_prof.errors import CaptureError, UsageError
+from unified_prof.errors import CaptureError, UsageError, system_errors
 from unified_prof.pipeline.outputs import output_directory
 from unified_prof.sqlite.atomic import temporary_folder
 
@@ -368,7 +368,9 @@ class _Process:
                 TURNS_VARIABLE: json.dumps(asdict(Turns(*descriptors, *self._turns))),
             }
             options = ("-m", "unified_prof", "run", "--quiet", "-o", str(self._target))
-            try:
+            with system_errors(
+                CaptureError, f"cannot start the interpreter {self._python}", slug="round-failed"
+            ):
                 self._process = subprocess.Popen(
                     [self._python, *options, *self._workload.command],
                     cwd=self._folder,
@@ -379,11 +381,6 @@ class _Process:
                     pass_fds=descriptors,
                     start_new_session=True,
                 )
-            except OSError as err:
-                raise CaptureError(
-                    f"cannot start the interpreter {self._python}: {err.strerror or err}",
-                    slug="round-failed",
-                ) from None
             self._open = ours.pop_all()
         return self
 
@@ -455,7 +452,10 @@ class _Process:
             if select.select([self._read], [], [], _CHECK_S)[0]:
                 data = os.read(self._read, 4096)
                 if not data:
-                    self._await_end(deadline)
+                    while not self._has_exited():
+                        if time.monotonic() > deadline:
+                            self._raise_hung()
+                        time.sleep(_CHECK_S / 10)
                     return None
                 self._received += data
             elif self._has_exited():  # processes that it started may still hold the pipe
@@ -464,12 +464,6 @@ class _Process:
                 self._raise_hung()
         line, _, self._received = self._received.partition(b"\n")
         return line.decode()
-
-    def _await_end(self, deadline: float) -> None:
-        while not self._has_exited():
-            if time.monotonic() > deadline:
-                self._raise_hung()
-            time.sleep(_CHECK_S / 10)
 
     def _has_exited(self) -> bool:
         # Not reaped, so that the process group keeps its number until it is killed.

@@ -11,6 +11,7 @@ import gc
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -83,13 +84,10 @@ def summarize(files: Iterable[Path], top: int = 10) -> RunSummary | None:
     Returns:
         None if there is no readable Skyline report.
     """
-    try:
-        with open_files(files) as analyses:
-            for analysis in analyses:
-                if isinstance(analysis, SkylineAnalysis):
-                    return _summary(analysis, top)
-    except UprofError:
-        pass
+    with suppress(UprofError), open_files(files) as analyses:
+        for analysis in analyses:
+            if isinstance(analysis, SkylineAnalysis):
+                return _summary(analysis, top)
     return None
 
 
@@ -216,10 +214,8 @@ class BatchSizes:
         numbers = sorted({int(one) for one in sizes.split(",")})
         fits: float | None = None
         if memory is not None:
-            try:
+            with suppress(UsageError):
                 _, fits = parse_absolute_limits([memory])
-            except UsageError:
-                fits = None
             if fits is None:
                 raise UsageError(
                     f"--memory {memory!r}: expected a size such as 24GiB", slug="wrong-option-value"
@@ -264,20 +260,14 @@ def _series(wanted: BatchSizes, run_one: Callable[[RunSpec], int]) -> tuple[list
             why = f"the workload exited with code {exit_code}"
             measured.append(Measured(spec.batch_size, None, None, why))
             return measured, exit_code
-        measured.append(_measure_size(spec))
+        files = [path for path in sorted(Path(spec.output_dir).glob("*.sqlite")) if path.is_file()]
+        if (found := summarize(files)) is not None:
+            measured.append(Measured(spec.batch_size, found.iteration_ms, found.peak_usage_bytes))
+        else:
+            why = "neither a run time nor a memory report was requested"
+            measured.append(Measured(spec.batch_size, None, None, why))
         gc.collect()  # free the model of one size before the next size runs
     return measured, 0
-
-
-def _measure_size(spec: RunSpec) -> Measured:
-    files = [path for path in sorted(Path(spec.output_dir).glob("*.sqlite")) if path.is_file()]
-    found = summarize(files)
-    assert spec.batch_size is not None
-    if found is None:
-        return Measured(
-            spec.batch_size, None, None, ("neither a run time nor a memory report was requested")
-        )
-    return Measured(spec.batch_size, found.iteration_ms, found.peak_usage_bytes)
 
 
 def document(measured: list[Measured], line: Fit | None) -> dict[str, Any]:

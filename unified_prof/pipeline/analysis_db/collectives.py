@@ -360,7 +360,7 @@ ORDER BY c.startNs, c.opId
 _PARAMETERS = "UPROF_COLLECTIVES"
 _RANKS = (
     "(SELECT value FROM STRING_IDS WHERE id = p.groupRanks)",
-    (f"LEFT JOIN {_PARAMETERS} p ON p.opId = c.opId"),
+    f"LEFT JOIN {_PARAMETERS} p ON p.opId = c.opId",
 )
 _NO_RANKS = "NULL", ""
 _UNKNOWN_RANKS = (None, NO_RANK)
@@ -391,7 +391,8 @@ def _work(columns: dict[str, Ints], *, receives: Bools | None = None) -> Work:
 def read_gpu_collectives(report: Report) -> Iterator[tuple[int, Collective]]:
     """Yield the launch time and each call of a collective."""
     groups = collectives.load_groups(report)
-    rank = _recorded_rank(report)
+    recorded = {rank for (rank,) in report.rows("SELECT rankId FROM RANK_DEVICE_MAP")}
+    rank = recorded.pop() if len(recorded) == 1 else None
     ranks, join = _RANKS if _PARAMETERS in report.tables else _NO_RANKS
     for name, group, listed, start, end, launched, size, source, target in report.rows(
         _COLLECTIVES.format(ranks=ranks, join=join)
@@ -401,24 +402,13 @@ def read_gpu_collectives(report: Report) -> Iterator[tuple[int, Collective]]:
         else:
             members = _parse_ranks(listed)
         ends = _endpoints(rank, members, source, target)
-        yield launched, _gpu_collective(name, str(group_hash(group)), start, end, size, ends)
-
-
-def _gpu_collective(
-    name: str, group: str, start: int, end: int, size: int | None, ends: tuple[int, int] | None
-) -> Collective:
-    ms = (end - start) / NS_PER_MS
-    transfers: tuple[Transfer, ...] = ()
-    if size is not None:
-        transfers = (Transfer(None, ends or (None, None), size / BYTES_PER_MB, ms, start),)
-    times = (name, group, start / NS_PER_US, ms, None, None, None, None)
-    return Collective(name, group, start, times, transfers)
-
-
-def _recorded_rank(report: Report) -> int | None:
-    ranks = {rank for (rank,) in report.rows("SELECT rankId FROM RANK_DEVICE_MAP")}
-    rank = ranks.pop() if len(ranks) == 1 else None
-    return rank if rank is not None and rank >= 0 else None
+        ms = (end - start) / NS_PER_MS
+        transfers: tuple[Transfer, ...] = ()
+        if size is not None:
+            transfers = (Transfer(None, ends or (None, None), size / BYTES_PER_MB, ms, start),)
+        key = str(group_hash(group))
+        times = (name, key, start / NS_PER_US, ms, None, None, None, None)
+        yield launched, Collective(name, key, start, times, transfers)
 
 
 def _parse_ranks(text: str) -> Ranks:
@@ -438,7 +428,7 @@ def _endpoints(
 
     If the ranks of the group are known, `source` and `target` already are such indexes.
     """
-    if rank not in members:
+    if rank is None or rank not in members:
         return None
     if source in _UNKNOWN_RANKS or target in _UNKNOWN_RANKS:
         index = members.index(rank)
