@@ -36,8 +36,8 @@ def first_message(arguments: list[str], platform: int, **kind: bool) -> str | No
 
 def example_value(option: MsprofOption, offer: Offer) -> str:
     """Return a value that `option` accepts on every chip that has it."""
-    if option.range:
-        return str(option.range[1])
+    if option.most:
+        return str(option.most)
     if option.values:
         return offer.values.get(option.flag, option.values)[0]
     texts = {"aic-metrics": "Memory", "nts-metrics": "PipeUtilization", "npu-events": "0x9c"}
@@ -126,7 +126,7 @@ def test_counters_are_checked_by_chip_before_the_run(platform: int) -> None:
 
 
 def test_limits_of_numbers_are_those_of_msprof() -> None:
-    limits = {option.flag: option.range for option in OPTIONS if option.range}
+    limits = {option.flag: (1, option.most) for option in OPTIONS if option.most}
     assert limits == {flag: msprof_platforms.LIMITS[flag] for flag in limits}
 
 

@@ -211,11 +211,6 @@ def version() -> str | None:
     return None
 
 
-def device_files() -> list[Path]:
-    """Return the device files of the visible NPUs."""
-    return sorted(p for p in Path("/dev").glob("davinci*") if p.name[7:].isdecimal())
-
-
 def msprof_help() -> str | None:
     """Return the output of `msprof --help` on this machine, None if msprof does not respond."""
     msprof = find_msprof()

@@ -19,13 +19,15 @@ def versions() -> dict[str, str | None]:
     `cuda` is the version that torch was built with, `cuda_driver` that of the installed driver.
     """
     msprof = cann.find_msprof()
+    answer = query("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    driver = re.match(r"[\d.]+", answer or "")
     return {
         "python": platform.python_version(),
         "sqlite": sqlite3.sqlite_version,
         "torch": _package("torch"),
         "torch_npu": _package("torch_npu"),
         "cuda": _torch_cuda(),
-        "cuda_driver": _cuda_driver(),
+        "cuda_driver": None if driver is None else driver[0],
         "cann": cann.version(),
         "npu_chip": cann.chip(),
         "msprof": str(msprof) if msprof else None,
@@ -48,9 +50,3 @@ def _torch_cuda() -> str | None:
     if hip:
         return f"ROCm {hip}"
     return str(cuda) if cuda else None
-
-
-def _cuda_driver() -> str | None:
-    answer = query("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader") or ""
-    found = re.match(r"[\d.]+", answer)
-    return found[0] if found else None

@@ -251,14 +251,23 @@ def export(prof: Path, relay: Callable[[str], None], *, limit_s: float = _LIMIT_
     msprof = cann.find_msprof()
     if msprof is None:
         raise CaptureError("msprof, needed to export it, was not found", slug="export-failed")
-    before = _contents(prof)
-    watch = _Limit(limit_s)
+    before = {*prof.rglob("*")}
+    end_s, is_late = time.monotonic() + limit_s, False
+
+    def look(group: int) -> bool:
+        nonlocal is_late
+        if not is_late and time.monotonic() > end_s:
+            is_late = True
+            with suppress(ProcessLookupError):
+                os.killpg(group, signal.SIGKILL)
+        return False
+
     try:
         ended = run_group(
             [str(msprof), "--export=on", "--type=db", f"--output={prof}"],
             environment=os.environ,
             relay=relay,
-            tick=watch.look,
+            tick=look,
         )
     except DeviceUnavailableError as err:
         raise CaptureError(str(err), slug=err.slug) from err
@@ -267,17 +276,17 @@ def export(prof: Path, relay: Callable[[str], None], *, limit_s: float = _LIMIT_
         raise
     if ended.interrupted_by is not None:
         why = "msprof's export was interrupted"
-    elif watch.passed:
+    elif is_late:
         why = f"msprof's export took more than {limit_s:g} s"
     else:
         why = export_error(ended) or ""
     made = inspect(prof).native
     if not why and (made is None or made in before):
         why = missing_database_error(ended)
-    if not why and made is not None and not _is_database(made):
-        why = "msprof's export wrote a file that is not a database"
     if not why and made is not None:
-        return made
+        if _is_database(made):
+            return made
+        why = "msprof's export wrote a file that is not a database"
     _remove_new(prof, before)
     if ended.interrupted_by is not None:
         if threading.current_thread() is threading.main_thread():
@@ -286,29 +295,9 @@ def export(prof: Path, relay: Callable[[str], None], *, limit_s: float = _LIMIT_
     raise CaptureError(why, slug="export-failed")
 
 
-class _Limit:
-    """Kills a process group after a time limit."""
-
-    def __init__(self, limit_s: float) -> None:
-        self._end = time.monotonic() + limit_s
-        self.passed = False
-
-    def look(self, group: int) -> bool:
-        """Kill the process group if the time limit is exceeded; always return False."""
-        if not self.passed and time.monotonic() > self._end:
-            self.passed = True
-            with suppress(ProcessLookupError):
-                os.killpg(group, signal.SIGKILL)
-        return False
-
-
-def _contents(folder: Path) -> set[Path]:
-    return {*folder.rglob("*")}
-
-
 def _remove_new(folder: Path, before: set[Path]) -> None:
     """Remove the files that an export created; changed files are kept."""
-    for path in sorted(_contents(folder) - before):
+    for path in sorted({*folder.rglob("*")} - before):
         with suppress(OSError):
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path, ignore_errors=True)

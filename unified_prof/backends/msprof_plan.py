@@ -256,11 +256,10 @@ def _with_switches(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def _check(option: MsprofOption, text: str, offer: Offer) -> None:
-    if option.range:
-        low, high = option.range
-        high = offer.limits.get(option.flag, high)
-        if not (text.isascii() and text.isdecimal() and low <= int(text) <= high):
-            raise _bad_value(option, text, f"a whole number from {low} to {high}")
+    if option.most:
+        most = offer.limits.get(option.flag, option.most)
+        if not (text.isascii() and text.isdecimal() and 1 <= int(text) <= most):
+            raise _bad_value(option, text, f"a whole number from 1 to {most}")
     elif option.many:
         parts = text.split(",")
         if not {*parts} <= {*option.values}:

@@ -15,7 +15,7 @@ from types import FrameType
 from typing import IO, Any
 
 from unified_prof.base.signals import ENDING
-from unified_prof.errors import DeviceUnavailableError
+from unified_prof.errors import DeviceUnavailableError, system_errors
 
 _FORWARDED = (signal.SIGINT, *ENDING)
 _SIGNALS_TO_KILL = 3  # Requests to end after which the group is killed.
@@ -72,7 +72,9 @@ def run_group(
         DeviceUnavailableError: The program cannot be started.
     """
     with _Signals(polite=feed is not None, workload_runs=workload_runs) as signals:
-        try:
+        with system_errors(
+            DeviceUnavailableError, f"cannot start {command[0]}", slug="cannot-start"
+        ):
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE if feed else _stdin(),
@@ -82,10 +84,6 @@ def run_group(
                 pass_fds=tuple(inherited),
                 start_new_session=True,
             )
-        except OSError as err:
-            raise DeviceUnavailableError(
-                f"cannot start {command[0]}: {err.strerror or err}", slug="cannot-start"
-            ) from err
         signals.process = process
         kept: list[str] = []
         threads = [threading.Thread(target=_read, args=(process.stdout, relay, kept), daemon=True)]

@@ -15,8 +15,8 @@ import shutil
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -40,7 +40,7 @@ from unified_prof.backends.registry import (
 from unified_prof.backends.torch_device import DEVICE_VARIABLE
 from unified_prof.base.redaction import redact_arguments
 from unified_prof.base.text import printable
-from unified_prof.errors import DeviceUnavailableError, OutputError, UsageError
+from unified_prof.errors import DeviceUnavailableError, OutputError, UsageError, system_errors
 from unified_prof.schema.catalogue import MSPROF, resolve
 
 _PACKAGE_PARENT = Path(__file__).resolve().parents[2]
@@ -59,29 +59,15 @@ def command_line(
     msprof would export its recording with a Python program that is much slower than uprof. The only
     way to skip the export is to pass a no-op program as the Python interpreter.
     """
-    own = []
-    if offer.takes(_PYTHON) and (nothing := _no_op_program()):
-        own.append(f"--{_PYTHON}={nothing}")
-    own.append(f"--output={output}")
+    own = [f"--output={output}"]
+    for path in ("/bin/true", "/usr/bin/true", shutil.which("true") or ""):
+        is_program = path and os.access(path, os.X_OK)
+        if is_program and offer.takes(_PYTHON) and not {*os.path.realpath(path)} & {*" \n"}:
+            own.insert(0, f"--{_PYTHON}={path}")
+            break
     if offer.takes(_TYPE):
         own.append(f"--{_TYPE}=db")
     return [str(msprof), *own, *arguments, *application]
-
-
-def _no_op_program() -> str | None:
-    """Return the path of a program that ignores its arguments and exits with 0."""
-    for path in ("/bin/true", "/usr/bin/true", shutil.which("true") or ""):
-        if path and os.access(path, os.X_OK) and not {*os.path.realpath(path)} & {*" \n"}:
-            return path
-    return None
-
-
-def application_of(folder: Path) -> list[str]:
-    """Return the command that starts the script in `folder`, made by `create_safe_folder`."""
-    shell = next((name for name in ("bash", "sh") if shutil.which(name)), None)
-    if shell is None:
-        raise DeviceUnavailableError("msprof needs bash or sh, neither is on PATH", slug="no-shell")
-    return [shell, str(folder / _SCRIPT_NAME)]
 
 
 def create_safe_folder() -> Path:
@@ -127,37 +113,31 @@ def recording_directory(output: Path) -> Iterator[Path]:
         yield folder
     finally:
         for recorded in sorted(folder.glob("PROF_*")):
-            try:
+            with system_errors(
+                OutputError,
+                f"cannot move {recorded} to {output}",
+                hint="the recording stays where it is; convert it with `uprof convert`",
+                slug="cannot-move",
+            ):
                 shutil.move(recorded, output / recorded.name)
-            except OSError as err:
-                raise OutputError(
-                    f"cannot move {recorded} to {output}: {err.strerror or err}",
-                    hint="the recording stays where it is; convert it with `uprof convert`",
-                    slug="cannot-move",
-                ) from err
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def write_script(folder: Path, words: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Write the script that runs `words` with `environment` added to its environment."""
-    path = folder / _SCRIPT_NAME
-    path.write_bytes(os.fsencode(script(words, environment, folder / STARTED_FILE)))
-    path.chmod(0o700)
+    """Write the script that runs `words` with `environment` added to its environment.
 
-
-def script(words: Sequence[str], environment: Mapping[str, str], started: Path) -> str:
-    """Return the text of the script that runs `words` with `environment`.
-
-    The script writes its process id to `started` and changes to the working directory of uprof.
+    The script stores its process id and changes to the working directory of uprof.
     """
     lines = [
         "#!/bin/sh",
-        f"echo $$ >{shlex.quote(str(started))}",
+        f"echo $$ >{shlex.quote(str(folder / STARTED_FILE))}",
         f"cd {shlex.quote(str(Path.cwd()))} || exit 1",
         *(f"export {name}={shlex.quote(value)}" for name, value in environment.items()),
         f"exec {shlex.join(words)}",
     ]
-    return "\n".join([*lines, ""])
+    path = folder / _SCRIPT_NAME
+    path.write_bytes(os.fsencode("\n".join([*lines, ""])))
+    path.chmod(0o700)
 
 
 def is_program(spec: RunSpec) -> bool:
@@ -255,7 +235,9 @@ class NpuBackend:
 
     def doubt(self) -> str | None:
         """Return why `auto` should not choose this backend (no visible NPU), otherwise None."""
-        return None if cann.device_files() else "no NPU is visible (no /dev/davinci0 ...)"
+        names = (path.name.removeprefix("davinci") for path in Path("/dev").glob("davinci*"))
+        is_visible = any(map(str.isdecimal, names))
+        return None if is_visible else "no NPU is visible (no /dev/davinci0 ...)"
 
     def describe(self, spec: RunSpec) -> list[str]:
         """Return the lines for `--dry-run`: the msprof command, and the command in its script."""
@@ -305,14 +287,28 @@ class NpuBackend:
         ended, result = attempt.ended, attempt.result
         exit_code = msprof_outcome.workload_exit_code(result.exit_code, attempt.observed, ended)
         directories = [msprof_outcome.inspect(output / name) for name in found]
+        exporter = Exporter(spec.relay)
+        recordings = (
+            Recording(
+                "prof", one.path, native=one.native, export=partial(exporter.export, one.path)
+            )
+            for one in directories
+        )
+        facts = {
+            "cann": cann.version(),
+            "npu_chip": offer.chip,
+            "msprof": printable(shlex.join(self._command(spec, plan, offer, _SHOWN_FOLDER))),
+        }
+        if plan.dropped:
+            facts["msprof_left_out"] = ", ".join(plan.dropped)
         failure = msprof_outcome.describe_failure(ended, exit_code, directories)
         reasons = filter(None, (failure, result.failure, result.unmarked))
         return Capture(
             exit_code,
             result.tracked,
-            _recordings(directories, spec),
+            tuple(recordings),
             failure="; ".join(reasons) or None,
-            facts=_facts(plan, offer, self._command(spec, plan, offer, _SHOWN_FOLDER)),
+            facts=facts,
             error=msprof_outcome.disk_error(ended, output) or attempt.report_error,
         )
 
@@ -320,7 +316,11 @@ class NpuBackend:
         if pid := spec.options.get("pid"):
             application = ["--dynamic=on", f"--pid={pid}"]
         else:
-            application = application_of(folder)
+            shell = next((name for name in ("bash", "sh") if shutil.which(name)), None)
+            if shell is None:
+                message = "msprof needs bash or sh, neither is on PATH"
+                raise DeviceUnavailableError(message, slug="no-shell")
+            application = [shell, str(folder / _SCRIPT_NAME)]
         return command_line(
             cann.find_msprof() or Path("msprof"),
             plan.arguments,
@@ -347,9 +347,30 @@ class NpuBackend:
                 progress.look()
                 return watch.runs()
 
+            command = self._command(spec, plan, offer, folder)
+            environment = {**os.environ, DEVICE_VARIABLE: self.name}
+            streams = {} if attached else {1: os.dup(1), 2: os.dup(2)}
             try:
-                ended = self._record(spec, plan, offer, folder, said, tick, watch.runs)
+                if attached:
+                    duration = spec.options.get("duration")
+                    feed = _start_and_stop(int(str(duration)) if duration else None)
+                    ended = run_group(command, environment=environment, relay=said, feed=feed)
+                else:
+                    tracked = spec.asks_for_operations or has_providers(spec)
+                    write_job(folder, spec, streams=streams, tracked=tracked)
+                    words = workload_words(spec, folder)
+                    write_script(folder, words, {DEVICE_VARIABLE: self.name})
+                    ended = run_group(
+                        command,
+                        environment=environment,
+                        inherited=tuple(streams.values()),
+                        relay=said,
+                        tick=tick,
+                        workload_runs=watch.runs,
+                    )
             finally:
+                for descriptor in streams.values():
+                    os.close(descriptor)
                 started = watch.started
                 if started:
                     said.show()
@@ -359,44 +380,6 @@ class NpuBackend:
             return _Attempt(ended, result, watch.exit_code, started, progress.error)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-
-    def _record(
-        self,
-        spec: RunSpec,
-        plan: Plan,
-        offer: Offer,
-        folder: Path,
-        relay: Callable[[str], None],
-        tick: Callable[[int], bool],
-        workload_runs: Callable[[], bool],
-    ) -> ProcessResult:
-        command = self._command(spec, plan, offer, folder)
-        environment = {**os.environ, DEVICE_VARIABLE: self.name}
-        if spec.options.get("pid"):
-            duration = spec.options.get("duration")
-            return run_group(
-                command,
-                environment=environment,
-                relay=relay,
-                feed=_start_and_stop(int(str(duration)) if duration else None),
-            )
-        streams = {1: os.dup(1), 2: os.dup(2)}
-        try:
-            tracked = spec.asks_for_operations or has_providers(spec)
-            write_job(folder, spec, streams=streams, tracked=tracked)
-            words = workload_words(spec, folder)
-            write_script(folder, words, {DEVICE_VARIABLE: self.name})
-            return run_group(
-                command,
-                environment=environment,
-                inherited=tuple(streams.values()),
-                relay=relay,
-                tick=tick,
-                workload_runs=workload_runs,
-            )
-        finally:
-            for descriptor in streams.values():
-                os.close(descriptor)
 
 
 def _retriable_option(ended: ProcessResult, plan: Plan) -> str | None:
@@ -438,10 +421,8 @@ def _plan(spec: RunSpec, offer: Offer) -> Plan:
     duration = options.pop("duration", None) if spec.options.get("pid") else None
     raw = spec.options.get("msprof_arg", ())
     assert isinstance(raw, tuple | list)
-    if duration is not None:
-        plan(
-            {"duration": duration}, offer=offer
-        )  # only checked: msprof receives the command on its standard input
+    if duration is not None:  # only checked: msprof receives the command on its standard input
+        plan({"duration": duration}, offer=offer)
     return plan(options, raw=raw, offer=offer)
 
 
@@ -449,27 +430,6 @@ def _without(plan: Plan, offer: Offer) -> str:
     """Return a note about the omitted options of the preset."""
     what = ", ".join(plan.dropped)
     return f"--preset {plan.preset} without {what}: not supported by msprof {offer.place}"
-
-
-def _recordings(
-    directories: Iterable[msprof_outcome.ProfDirectory], spec: RunSpec
-) -> tuple[Recording, ...]:
-    exporter = Exporter(spec.relay)
-    return tuple(
-        Recording("prof", item.path, native=item.native, export=partial(exporter.export, item.path))
-        for item in directories
-    )
-
-
-def _facts(plan: Plan, offer: Offer, command: list[str]) -> dict[str, str | None]:
-    facts = {
-        "cann": cann.version(),
-        "npu_chip": offer.chip,
-        "msprof": printable(shlex.join(command)),
-    }
-    if plan.dropped:
-        facts["msprof_left_out"] = ", ".join(plan.dropped)
-    return facts
 
 
 def _check_pid(pid: object, options: Mapping[str, object]) -> None:
@@ -503,14 +463,11 @@ def _start_and_stop(duration_s: int | None) -> Feed:
     """Return a `feed` for `run_group` that starts and stops recording in attached mode."""
 
     def feed(stdin: IO[bytes], asked_to_end: threading.Event) -> None:
-        try:
-            for word, wait in (("start", True), ("stop", False), ("quit", False)):
-                stdin.write(f"{word}\n".encode())
-                stdin.flush()
-                if wait:
-                    asked_to_end.wait(duration_s)
+        with suppress(OSError):  # msprof has ended; its output is shown anyway
+            stdin.write(b"start\n")
+            stdin.flush()
+            asked_to_end.wait(duration_s)
+            stdin.write(b"stop\nquit\n")
             stdin.close()  # msprof sees a command behind another one only at the end of its input
-        except OSError:
-            pass  # msprof has ended; its output is shown anyway
 
     return feed

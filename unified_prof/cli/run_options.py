@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from unified_prof.backends.cann import CHIPS, UNKNOWN
-from unified_prof.backends.msprof_options import DEFAULT_PRESET, OPTIONS, PRESETS
+from unified_prof.backends.msprof_options import DEFAULT_PRESET, OPTION_GROUPS, PRESETS
 from unified_prof.base import run_spec as asked
 from unified_prof.base.text import printable
 from unified_prof.cli import command as cli
@@ -80,14 +80,18 @@ def npu_options() -> list[cli.Option]:
         "that each fills. `uprof run --help` shows other options.",
     )
     options = [show_help, *cli.options_of(_GeneralOptions)]
-    for row in OPTIONS:
-        if row.range:
-            metavar = f"{row.range[0]}-{row.range[1]}"
-        else:
+    for section, rows in OPTION_GROUPS.items():
+        for row in rows:
             metavar = (",".join if row.many else "|".join)(row.values) or "TEXT"
-        about = {"help": row.help, "section": row.group, "shown_by": _NPU_PAGE}
-        names = [row.name, f"--{row.name.replace('_', '-')}"]
-        options.append(cli.Option(names, metavar=metavar, **about))
+            options.append(
+                cli.Option(
+                    [row.name, f"--{row.flag}"],
+                    metavar=f"1-{row.most}" if row.most else metavar,
+                    help=row.help,
+                    section=section,
+                    shown_by=_NPU_PAGE,
+                )
+            )
     return options
 
 
