@@ -92,14 +92,14 @@ def sessions(
         return found.measured()
 
     def measure_again(
-        self: verdicts.Command, item: pytest.Item, number: int, of: int
+        item: pytest.Item, controller: object, number: int, of: int
     ) -> dict[str, Run]:
         found.runs_begun.append(f"{item.nodeid} {number}/{of}")
         used = [value for value in item.stash._storage.values() if hasattr(value, "_measured")]
         return {name: found.measured() for name in used[0]._measured}
 
     monkeypatch.setattr(measuring.Uprof, "_measure", measure)
-    monkeypatch.setattr(verdicts.Command, "measure", measure_again)
+    monkeypatch.setattr(verdicts, "measure_again", measure_again)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     return found
 
@@ -471,10 +471,10 @@ def test_file_that_is_not_a_store_fails_the_comparison(sessions: Sessions) -> No
 def test_failing_repeated_measurement_fails_the_test(
     sessions: Sessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(self: verdicts.Command, item: pytest.Item, number: int, of: int) -> dict[str, Run]:
+    def fail(item: pytest.Item, controller: object, number: int, of: int) -> dict[str, Run]:
         raise CaptureError("run 2 of 3 failed", hint="runs=1")
 
-    monkeypatch.setattr(verdicts.Command, "measure", fail)
+    monkeypatch.setattr(verdicts, "measure_again", fail)
     result = sessions.run("--uprof-save", "main")
     assert outcomes(result) == {"failed": 1}
     result.stdout.fnmatch_lines(["uprof: run 2 of 3 failed*", "hint: runs=1"])

@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from unified_prof.cli.command import Option, refuse
-from unified_prof.errors import UsageError
+from unified_prof.errors import UsageError, system_errors
 
 # Longer keys would take memory that grows with the square of their length.
 _MAX_DOTS = 1000
@@ -70,12 +70,8 @@ def defaults(path: Path, root: click.Command) -> dict[str, Any]:
         UsageError: The file cannot be read, is not TOML, or names an unknown command, option or
             device figure.
     """
-    try:
+    with system_errors(UsageError, f"{path} cannot be read", slug="settings-unreadable"):
         text = path.read_bytes()
-    except OSError as err:
-        raise UsageError(
-            f"{path} cannot be read: {err.strerror}", slug="settings-unreadable"
-        ) from None
     if b"uprof" not in text and b"\\u" not in text and b"\\U" not in text:
         # Most projects have no such table; skip the TOML parser for them.
         return {}

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import Annotated, NoReturn
 
 import click
 
@@ -15,11 +15,7 @@ from unified_prof.cli import command as cli
 from unified_prof.cli import output as printing
 from unified_prof.cli.output import Target
 from unified_prof.compare import gate as analysis
-from unified_prof.errors import OutputError
-
-if TYPE_CHECKING:
-    pass
-
+from unified_prof.errors import OutputError, system_errors
 
 FORMATS = ("text", "json", "markdown", "junit")
 
@@ -125,11 +121,10 @@ def end_with_verdict(
         if target.file is not None and not quiet:
             printing.print_message(f"{target.file}: {verdict.outcome}")
     if path := os.environ.get("GITHUB_STEP_SUMMARY"):
-        try:
-            with Path(path).open("a", encoding="utf-8") as summary:
-                summary.write(text(Target(None, "markdown", force=False)) + "\n")
-        except OSError as err:
-            raise OutputError(
-                f"cannot write GITHUB_STEP_SUMMARY {path}: {err.strerror}", slug="cannot-write"
-            ) from err
+        what = f"cannot write GITHUB_STEP_SUMMARY {path}"
+        with (
+            system_errors(OutputError, what, slug="cannot-write"),
+            Path(path).open("a", encoding="utf-8") as summary,
+        ):
+            summary.write(text(Target(None, "markdown", force=False)) + "\n")
     raise click.exceptions.Exit(verdict.exit_code)

@@ -38,7 +38,7 @@ from unified_prof.pipeline.outputs import (
     parse_ranks,
     rank_of,
 )
-from unified_prof.sqlite.atomic import output_error, refuse_existing
+from unified_prof.sqlite.atomic import output_errors, refuse_existing
 
 if TYPE_CHECKING:
     from unified_prof.backends.registry import Backend, RunSpec
@@ -172,7 +172,15 @@ def run(
     folder = output or default_directory(workload.target, workload.is_module, rank_of())
     spec = measured.spec(workload, chosen, folder, npu_options)
     if dry_run:
-        _show_command(chosen, spec)
+        describe: Callable[[RunSpec], list[str]] | None = getattr(chosen, "describe", None)
+        if describe is None:
+            raise UsageError(
+                f"backend {chosen.name!r} runs the workload in this process; there is no "
+                "command to print",
+                slug="option-of-another-backend",
+            )
+        for line in describe(spec):
+            click.echo(line)
         return
     if (turns := Turns.of_environment()) is not None:
         spec = turns.applied_to(spec)
@@ -244,18 +252,6 @@ def _run(
     return signals.status_of(result.exit_code)
 
 
-def _show_command(backend: Backend, spec: RunSpec) -> None:
-    describe: Callable[[RunSpec], list[str]] | None = getattr(backend, "describe", None)
-    if describe is None:
-        raise UsageError(
-            f"backend {backend.name!r} runs the workload in this process; there is no "
-            "command to print",
-            slug="option-of-another-backend",
-        )
-    for line in describe(spec):
-        click.echo(line)
-
-
 def _say_all_but_info(line: str) -> None:
     if not line.startswith("[INFO]"):
         streams.tell(line)
@@ -275,10 +271,8 @@ def _skyline(
     """Write one report of a script, as Skyline's `time` and `memory`."""
     target = output.absolute()
     refuse_existing(target, overwrite=force)
-    try:
+    with output_errors(target):
         folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    except OSError as err:
-        raise output_error(target, err) from err
     try:
         chosen = make_backend(backend, Printer(quiet).lines)
         workload = WorkloadOptions([entry_point]).workload(attach=False)
@@ -290,10 +284,8 @@ def _skyline(
         exit_code = _run(chosen, spec, shown, force=True, strict=False, ranks=ALL)
         if made.exists():
             refuse_existing(target, overwrite=force)
-            try:
+            with output_errors(target):
                 made.replace(target)
-            except OSError as err:
-                raise output_error(target, err) from err
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     raise click.exceptions.Exit(exit_code)

@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -161,7 +162,10 @@ def trace_handler(
     """
     folder = Path(output).absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    of_npu = _npu_handler(folder)
+    npu = sys.modules.get("torch_npu")
+    of_npu: Callable[[Any], None] | None = None
+    if npu is not None:  # its handler has to be created before recording
+        of_npu = npu.profiler.tensorboard_trace_handler(str(folder), analyse_flag=False)
 
     def ready(profiler: Any) -> None:
         if of_npu is not None and type(profiler).__module__.partition(".")[0] == "torch_npu":
@@ -186,26 +190,14 @@ def trace_handler(
     return ready
 
 
-def _npu_handler(folder: Path) -> Callable[[Any], None] | None:
-    """Return the handler of torch_npu, created before recording; None without torch_npu."""
-    npu = sys.modules.get("torch_npu")
-    if npu is None:
-        return None
-    made: Callable[[Any], None] = npu.profiler.tensorboard_trace_handler(
-        str(folder), analyse_flag=False
-    )
-    return made
-
-
 def _free(folder: Path, stem: str) -> Path:
     """Return an unused path for a trace: neither it nor its database exists."""
-    number = 1
-    while True:
+    for number in count(1):
         name = stem if number == 1 else f"{stem}_{number}"
         trace = folder / f"{name}.json.gz"
         if not trace.exists() and not (folder / f"{name}.db").exists():
-            return trace
-        number += 1
+            break
+    return trace
 
 
 def _convert(recording: Path, target: Path | None) -> bool:

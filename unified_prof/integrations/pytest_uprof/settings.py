@@ -84,7 +84,12 @@ def check(config: pytest.Config) -> None:
     """
     option = config.option
     try:
-        given = _given(config)
+        # `addopts` and PYTEST_ADDOPTS included.
+        given = [
+            *config.getini("addopts"),
+            *shlex.split(os.environ.get("PYTEST_ADDOPTS", "")),
+            *map(str, config.invocation_params.args),
+        ]
         for what in ("save", "compare"):
             _check_name(f"--uprof-{what}", getattr(option, f"uprof_{what}"), given)
         if option.uprof_save == "":
@@ -100,12 +105,6 @@ def check(config: pytest.Config) -> None:
             check_metrics(option.uprof_metric)
     except UprofError as err:
         raise pytest.UsageError(f"{err} ({err.hint})" if err.hint else str(err)) from None
-
-
-def _given(config: pytest.Config) -> list[str]:
-    """Return the arguments of the command line, `addopts` and PYTEST_ADDOPTS included."""
-    before = [*config.getini("addopts"), *shlex.split(os.environ.get("PYTEST_ADDOPTS", ""))]
-    return [*before, *map(str, config.invocation_params.args)]
 
 
 def _check_name(option: str, name: str | None, given: Sequence[str]) -> None:

@@ -31,7 +31,7 @@ from unified_prof.baselines.store import MAX_NAME, Entry, NewBaseline
 from unified_prof.compare.comparable import TOTAL, Run, pool
 from unified_prof.compare.confidence import Noise
 from unified_prof.compare.diff import comparability_warnings, diff
-from unified_prof.compare.gate import Check, Limits, Verdict, gate
+from unified_prof.compare.gate import Limits, Verdict, gate
 from unified_prof.errors import CaptureError, StoreError, UprofError
 from unified_prof.integrations.pytest_uprof.settings import SEPARATOR, Settings
 
@@ -51,11 +51,6 @@ class Judged(msgspec.Struct, frozen=True):
     message: str = ""  # Message of a failed test.
 
 
-def measured(run: Run, outcome: Outcome) -> Judged:
-    """Return the result of a step that is not compared."""
-    return Judged(outcome, _median(run))
-
-
 def judge(test: str, base: Run, new: Run, wanted: Settings) -> Judged:
     """Judge a step by the gate's rule.
 
@@ -72,7 +67,12 @@ def judge(test: str, base: Run, new: Run, wanted: Settings) -> Judged:
     worst = next(check for check in verdict.checks if check.outcome == verdict.outcome)
     reason = worst.reason if worst.metric == TOTAL else f"{worst.metric}: {worst.reason}"
     message = "" if verdict.outcome == "pass" else _message(test, base, new, verdict, known)
-    new_ns, base_ns = _medians(verdict) or (_median(new), _median(base))
+    new_ns, base_ns = _median(new), _median(base)
+    for check in verdict.checks:
+        if check.metric == TOTAL and check.comparison is not None:
+            # Without waiting, if it is known.
+            new_ns, base_ns = check.comparison.new_median, check.comparison.base_median
+            break
     return Judged(verdict.outcome, new_ns, base_ns, base.label, reason, message)
 
 
@@ -119,32 +119,22 @@ def table(judged: Mapping[str, Judged], *, compared: bool) -> list[str]:
 
 def _message(test: str, base: Run, new: Run, verdict: Verdict, known: Noise | None) -> str:
     """Return the message of a failed test: reasons and the operations that changed most."""
-    from unified_prof.report.operation_difference import difference_document
+    from unified_prof.report.operation_difference import check_values, difference_document
     from unified_prof.report.terminal import render_text
 
     found = diff(base, new, noise=known)
     lines = [f"uprof: {verdict.outcome} of {test} against {base.label}"]
-    lines += [f"  {_line(check)}" for check in verdict.checks if check.outcome != "pass"]
+    lines += [
+        f"  {check.metric}: {check_values(check)}: {check.reason}"
+        for check in verdict.checks
+        if check.outcome != "pass"
+    ]
     lines += [f"  note: {doubt}" for doubt in comparability_warnings(base, new)]
     if verdict.outcome == "regression":
         text = render_text(difference_document(found, top=_TOP))
         _, _, tables = text.partition("\n\n")
         lines += ["", *tables.rstrip().splitlines()] if tables else []
     return "\n".join(lines)
-
-
-def _line(check: Check) -> str:
-    from unified_prof.report.operation_difference import check_values
-
-    return f"{check.metric}: {check_values(check)}: {check.reason}"
-
-
-def _medians(verdict: Verdict) -> tuple[float, float] | None:
-    """Return the judged times (candidate, baseline), without waiting if it is known."""
-    for check in verdict.checks:
-        if check.metric == TOTAL and check.comparison is not None:
-            return check.comparison.new_median, check.comparison.base_median
-    return None
 
 
 def _median(run: Run) -> float | None:
@@ -172,59 +162,50 @@ _OFF: Mapping[str, object] = {
 }
 
 
-class Command:
-    """Command line of a session, used to repeat one of its tests.
+def measure_again(
+    item: pytest.Item, controller: Mapping[str, Any] | None, number: int, of: int
+) -> dict[str, Run]:
+    """Run a test in a separate process, and return the results by step name.
 
-    `controller` has data from the controller, in an xdist worker.
+    `controller` has the command line of the session in an xdist worker.
+
+    Raises:
+        CaptureError: The test failed there, or measured nothing.
     """
-
-    def __init__(self, config: pytest.Config, controller: Mapping[str, Any] | None) -> None:
-        asked = config.invocation_params
-        self._directory = Path(controller["directory"]) if controller else asked.dir
-        self._arguments = list(controller["arguments"] if controller else map(str, asked.args))
-        self._extra = [f"--rootdir={config.rootpath}"]
-        if config.inipath is not None:
-            self._extra += ["-c", str(config.inipath)]
-        if config.pluginmanager.hasplugin("xdist"):
-            self._extra += ["-n", "0"]
-        if config.pluginmanager.hasplugin("pytest_cov"):
-            self._extra += ["--no-cov"]
-
-    def measure(self, item: pytest.Item, number: int, of: int) -> dict[str, Run]:
-        """Run the test in a separate process and return the results by step name.
-
-        Raises:
-            CaptureError: The test failed there, or measured nothing.
-        """
-        _, _, within = plain_id(item).partition("::")
-        with TemporaryDirectory(prefix="uprof-pytest-run-") as folder:
-            (Path(folder) / _TEST).write_bytes(os.fsencode(f"{item.path}::{within}"))
-            done = subprocess.run(
-                [
-                    *(sys.executable, "-m", "pytest", *self._arguments, *self._extra),
-                    *("-o", f"cache_dir={folder}/cache"),
-                ],
-                cwd=self._directory,
-                env={**os.environ, ENVIRONMENT: folder},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-                check=False,
-            )
-            found = Path(folder) / _FILE
-            if done.returncode == 0 and found.is_file():
-                return load(found)
-        printed = "\n".join(done.stdout.rstrip().splitlines()[-_MAX_ERROR_LINES:])
-        raise CaptureError(
-            f"run {number} of {of} in a separate process ended with exit code "
-            f"{done.returncode} and "
-            + ("measured nothing" if done.returncode == 0 else "no measurement")
-            + f":\n{printed}",
-            hint="runs=1 measures in this process only",
-            slug="run-of-test-failed",
+    config = item.config
+    asked = config.invocation_params
+    arguments = list(controller["arguments"] if controller else map(str, asked.args))
+    arguments.append(f"--rootdir={config.rootpath}")
+    if config.inipath is not None:
+        arguments += ["-c", str(config.inipath)]
+    if config.pluginmanager.hasplugin("xdist"):
+        arguments += ["-n", "0"]
+    if config.pluginmanager.hasplugin("pytest_cov"):
+        arguments += ["--no-cov"]
+    _, _, within = plain_id(item).partition("::")
+    with TemporaryDirectory(prefix="uprof-pytest-run-") as folder:
+        (Path(folder) / _TEST).write_bytes(os.fsencode(f"{item.path}::{within}"))
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", *arguments, "-o", f"cache_dir={folder}/cache"],
+            cwd=Path(controller["directory"]) if controller else asked.dir,
+            env={**os.environ, ENVIRONMENT: folder},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            check=False,
         )
+        found = Path(folder) / _FILE
+        if done.returncode == 0 and found.is_file():
+            return load(found)
+    printed = "\n".join(done.stdout.rstrip().splitlines()[-_MAX_ERROR_LINES:])
+    raise CaptureError(
+        f"run {number} of {of} in a separate process ended with exit code {done.returncode} and "
+        f"{'measured nothing' if done.returncode == 0 else 'no measurement'}:\n{printed}",
+        hint="runs=1 measures in this process only",
+        slug="run-of-test-failed",
+    )
 
 
 def only_measure(config: pytest.Config, folder: Path) -> None:
@@ -258,21 +239,6 @@ def load(file: Path) -> dict[str, Run]:
     return {name: api.load(one, where=str(file)) for name, one in data.items()}
 
 
-def step_run(measured: Mapping[str, Run], name: str) -> Run:
-    """Return the run of one step.
-
-    Raises:
-        CaptureError: The process did not measure that step.
-    """
-    if name not in measured:
-        raise CaptureError(
-            f"the run in a separate process did not measure step {name!r}",
-            hint="a test must measure the same steps every time",
-            slug="run-of-test-failed",
-        )
-    return measured[name]
-
-
 _SUFFIX = ".measured"
 _HASH_CHARACTERS = 12  # Length of the hash in baseline names that would be too long for the store.
 
@@ -304,7 +270,7 @@ class Session:
     ) -> None:
         self.is_one_run = one_run
         self._folder = folder
-        self._command = Command(config, controller)
+        self._controller = controller
         option = config.option
         self._save: str | None = option.uprof_save
         self._compare: str | None = option.uprof_compare
@@ -348,10 +314,17 @@ class Session:
             asked = max(wanted.runs for wanted, _ in measured.values())
             with self.turn():
                 for number in range(2, asked + 1):
-                    more = self._command.measure(item, number, asked)
+                    more = measure_again(item, self._controller, number, asked)
                     for name, (wanted, _) in measured.items():
-                        if number <= wanted.runs:
-                            runs[name].append(step_run(more, name))
+                        if number > wanted.runs:
+                            continue
+                        if name not in more:
+                            raise CaptureError(
+                                f"the run in a separate process did not measure step {name!r}",
+                                hint="a test must measure the same steps every time",
+                                slug="run-of-test-failed",
+                            )
+                        runs[name].append(more[name])
         failures = []
         for name, (wanted, run) in measured.items():
             test = self.test_id(item, name)
@@ -419,7 +392,7 @@ class Session:
         entry = self._entry(test)
         if self._compare is None or entry is None:
             compared = self._compare is not None
-            return measured(run, "no baseline" if compared else "measured")
+            return Judged("no baseline" if compared else "measured", _median(run))
         base = api.load_baseline(f"{entry.name}@{entry.version}", self._store)
         name = entry.name.partition(SEPARATOR)[0]
         return judge(test, base.with_label(f"{name}@{entry.version}"), run, wanted)
