@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from unified_prof.backends import registry
-from unified_prof.backends.registry import MEMORY, RUN_TIME, TIMELINE, Backend, Capture, RunSpec
+from unified_prof.backends.registry import Backend
+from unified_prof.base.run_spec import MEMORY, RUN_TIME, TIMELINE, Capture, RunSpec
 from unified_prof.errors import UsageError
 
 

@@ -19,7 +19,7 @@ from unified_prof.backends import msprof_outcome
 from unified_prof.backends.msprof_outcome import WorkloadWatch
 from unified_prof.backends.msprof_process import ProcessResult
 from unified_prof.backends.npu import NpuBackend
-from unified_prof.backends.registry import MEMORY, RUN_TIME, TIMELINE, Capture, RunSpec
+from unified_prof.base.run_spec import MEMORY, RUN_TIME, TIMELINE, Capture, RunSpec
 from unified_prof.errors import DeviceUnavailableError, OutputError, UsageError
 
 # Initializes the "NPU" and exits as requested.

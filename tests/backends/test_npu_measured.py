@@ -17,8 +17,15 @@ from tests.sql import run_facts
 from unified_prof.backends import npu_launcher
 from unified_prof.backends.npu import NpuBackend
 from unified_prof.backends.npu_launcher import MeasurementRelay, Result
-from unified_prof.backends.registry import MEMORY, RUN_TIME, TIMELINE, Capture, RunSpec
-from unified_prof.base.run_spec import Frame, TrackedRun
+from unified_prof.base.run_spec import (
+    MEMORY,
+    RUN_TIME,
+    TIMELINE,
+    Capture,
+    Frame,
+    RunSpec,
+    TrackedRun,
+)
 
 __all__ = ["modules", "msprof"]
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.records import tracked_run
 from unified_prof.backends import registry
-from unified_prof.backends.registry import MEMORY, RUN_TIME, Capture, RunSpec
+from unified_prof.base.run_spec import MEMORY, RUN_TIME, Capture, RunSpec
 from unified_prof.errors import UsageError
 
 

@@ -11,7 +11,7 @@ from tests.backends import toy
 from tests.records import tracked_run
 from unified_prof.backends import registry
 from unified_prof.backends.msprof_options import OPTIONS
-from unified_prof.backends.registry import Capture, RunSpec
+from unified_prof.base.run_spec import Capture, RunSpec
 from unified_prof.cli.app import main
 
 SCRIPT = """\

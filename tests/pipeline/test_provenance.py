@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from unified_prof.backends.registry import RunSpec
+from unified_prof.base.run_spec import RunSpec
 from unified_prof.pipeline import provenance
 from unified_prof.pipeline.outputs import rank_of
 

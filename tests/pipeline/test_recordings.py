@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from unified_prof.backends.registry import Recording
+from unified_prof.base.run_spec import Recording
 from unified_prof.errors import CaptureError, OutputError, RawFormatError, UprofError
 from unified_prof.pipeline import convert
 from unified_prof.pipeline.outputs import rank_of

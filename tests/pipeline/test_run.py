@@ -13,7 +13,7 @@ from tests import processes
 from tests.records import tracked_run
 from tests.sql import run_facts
 from unified_prof import __version__
-from unified_prof.backends.registry import Capture, RunSpec
+from unified_prof.base.run_spec import Capture, RunSpec
 from unified_prof.errors import CaptureError, OutputError, StoreError, UsageError
 from unified_prof.pipeline import reports
 from unified_prof.pipeline.live import run

@@ -11,8 +11,8 @@ import pytest
 
 from tests.sql import execute
 from unified_prof import open_report
-from unified_prof.backends.registry import RUN_TIME, TIMELINE, RunSpec
 from unified_prof.backends.torch_device import CpuBackend
+from unified_prof.base.run_spec import RUN_TIME, TIMELINE, RunSpec
 from unified_prof.errors import CaptureError, OutputError, UsageError
 from unified_prof.pipeline.live import RunResult, run
 from unified_prof.tracking import timeline

@@ -72,12 +72,18 @@ def run_group(
         DeviceUnavailableError: The program cannot be started.
     """
     with _Signals(polite=feed is not None, workload_runs=workload_runs) as signals:
+        stdin: int | None = subprocess.DEVNULL
+        if feed is not None:
+            stdin = subprocess.PIPE
+        else:
+            with contextlib.suppress(OSError):
+                stdin = stdin if os.isatty(0) else None
         with system_errors(
             DeviceUnavailableError, f"cannot start {command[0]}", slug="cannot-start"
         ):
             process = subprocess.Popen(
                 command,
-                stdin=subprocess.PIPE if feed else _stdin(),
+                stdin=stdin,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 env=dict(environment),
@@ -174,13 +180,6 @@ def _others_of(group: int) -> list[int]:
             if int(text.rpartition(")")[2].split()[_GROUP]) == group:
                 found.append(int(path.parent.name))
     return [pid for pid in found if pid != group]
-
-
-def _stdin() -> int | None:
-    try:
-        return subprocess.DEVNULL if os.isatty(0) else None
-    except OSError:
-        return subprocess.DEVNULL
 
 
 def _read(stream: IO[bytes], relay: Callable[[str], None], kept: list[str]) -> None:

@@ -28,17 +28,10 @@ from unified_prof.backends.msprof_outcome import STARTED_FILE, Exporter, Workloa
 from unified_prof.backends.msprof_plan import Offer, Plan, detect_offer, plan
 from unified_prof.backends.msprof_process import DeferredOutput, Feed, ProcessResult, run_group
 from unified_prof.backends.npu_launcher import MeasurementRelay, Result, read_result
-from unified_prof.backends.registry import (
-    MEMORY,
-    RUN_TIME,
-    TIMELINE,
-    Capture,
-    Recording,
-    RunSpec,
-    check_options,
-)
+from unified_prof.backends.registry import check_options
 from unified_prof.backends.torch_device import DEVICE_VARIABLE
 from unified_prof.base.redaction import redact_arguments
+from unified_prof.base.run_spec import MEMORY, RUN_TIME, TIMELINE, Capture, Recording, RunSpec
 from unified_prof.base.text import printable
 from unified_prof.errors import DeviceUnavailableError, OutputError, UsageError, system_errors
 from unified_prof.schema.catalogue import MSPROF, resolve

@@ -9,19 +9,8 @@ from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Protocol
 
-from unified_prof.base.run_spec import MEMORY, RUN_TIME, TIMELINE, Capture, Recording, RunSpec
+from unified_prof.base.run_spec import Capture, RunSpec
 from unified_prof.errors import DeviceUnavailableError, UprofError, UsageError
-
-__all__ = [
-    "MEMORY",
-    "RUN_TIME",
-    "TIMELINE",
-    "Backend",
-    "Capture",
-    "Recording",
-    "RunSpec",
-    "check_options",
-]
 
 
 def check_options(backend: str, spec: RunSpec, known: Collection[str] = ()) -> None:

@@ -18,15 +18,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from unified_prof.backends.registry import (
-    MEMORY,
-    RUN_TIME,
-    TIMELINE,
-    Capture,
-    Recording,
-    RunSpec,
-    check_options,
-)
+from unified_prof.backends.registry import check_options
+from unified_prof.base.run_spec import MEMORY, RUN_TIME, TIMELINE, Capture, Recording, RunSpec
 from unified_prof.errors import CaptureError, MeasuringError, UsageError
 from unified_prof.schema.catalogue import MSPROF, resolve
 from unified_prof.tracking.device import driver_library_only, run_in_child

@@ -564,7 +564,10 @@ def option_help(option: click.Option) -> tuple[str, str]:
     """Return an option's names with its metavar, and its help with its default."""
     names = ", ".join([*option.opts, *option.secondary_opts])
     if not option.is_flag:
-        names += f" {option.metavar or _metavar(option.type)}"
+        kind = option.type
+        usual = {"integer": "N", "float": "NUMBER", "path": "PATH"}.get(kind.name, "TEXT")
+        choices = "|".join(kind.choices) if isinstance(kind, click.Choice) else usual
+        names += f" {option.metavar or choices}"
     text = option.help or ""
     default = option.to_info_dict()["default"]
     if isinstance(default, str | int | float) and default is not False and not option.is_flag:
@@ -572,9 +575,3 @@ def option_help(option: click.Option) -> tuple[str, str]:
     if option.required:
         text += " [required]"
     return names, text
-
-
-def _metavar(kind: click.ParamType[Any]) -> str:
-    if isinstance(kind, click.Choice):
-        return "|".join(kind.choices)
-    return {"integer": "N", "float": "NUMBER", "path": "PATH"}.get(kind.name, "TEXT")

@@ -41,7 +41,8 @@ from unified_prof.pipeline.outputs import (
 from unified_prof.sqlite.atomic import output_errors, refuse_existing
 
 if TYPE_CHECKING:
-    from unified_prof.backends.registry import Backend, RunSpec
+    from unified_prof.backends.registry import Backend
+    from unified_prof.base.run_spec import RunSpec
     from unified_prof.pipeline.live import RunResult
 
 

@@ -11,6 +11,7 @@ import re
 import shlex
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cached_property
@@ -19,7 +20,14 @@ from pathlib import Path
 
 from unified_prof.base.text import storable
 from unified_prof.decoders.compression import format_of, head_of
-from unified_prof.errors import OutputError, RawFormatError, StoreError, UprofError, UsageError
+from unified_prof.errors import (
+    OutputError,
+    RawFormatError,
+    StoreError,
+    UprofError,
+    UsageError,
+    system_errors,
+)
 from unified_prof.pipeline import analysis_db, sources
 from unified_prof.pipeline.sources import Source
 from unified_prof.pipeline.temporary_inputs import TemporaryInputs, is_archive
@@ -65,7 +73,11 @@ def find(
     seen: set[str] = set()
     for given in paths:
         try:
-            for path in _expand(given):
+            expanded = [given]
+            if glob.has_magic(str(given)) and not os.path.lexists(given):
+                names = glob.glob(str(given), recursive=True)  # noqa: PTH207 (it takes whole paths)
+                expanded = [Path(name) for name in sorted(names)] or expanded
+            for path in expanded:
                 for found in _recordings(path, progress, note, temporary):
                     if not isinstance(found, FoundRecording):
                         yield found
@@ -157,13 +169,6 @@ def _database_refusal(path: Path, expected: str) -> UprofError:
     )
 
 
-def _expand(given: Path) -> Iterable[Path]:
-    if os.path.lexists(given) or not glob.has_magic(str(given)):
-        return [given]
-    names = glob.glob(str(given), recursive=True)  # noqa: PTH207 (Path.glob takes no whole paths)
-    return [Path(name) for name in sorted(names)] or [given]
-
-
 def _recordings(
     path: Path, progress: _Report, note: _Report, temporary: TemporaryInputs | None
 ) -> Iterator[FoundRecording | FailedPath]:
@@ -236,12 +241,23 @@ class _Search:
                 levels.pop()
                 continue
             if entries == MAX_ENTRIES:
-                yield self._directory, self._too_many(child)
+                text = f"{self._directory} has more than {MAX_ENTRIES:,} files and directories: "
+                yield (
+                    self._directory,
+                    RawFormatError(
+                        f"{text}{child.path} and everything after it was skipped",
+                        hint="pass the directories of the recordings",
+                        slug="input-too-long",
+                    ),
+                )
                 return
             entries += 1
             path = Path(child.path)
             if (source := sources.certain_source(path)) is not None:
-                self._add_rank(path, source)
+                with suppress(OSError, UprofError):  # decoding it raises the error
+                    size, rank = source.world_size(path), source.rank(path)
+                    if size is not None and rank is not None:
+                        self._ranks.setdefault(size, set()).add(rank)
                 yield FoundRecording(path, source, self._is_temporary)
             elif not child.is_dir(follow_symlinks=False):
                 yield from self._other_file(path)
@@ -252,14 +268,6 @@ class _Search:
                     levels.append(iter(self._children(path)))
                 except RawFormatError as err:
                     yield path, err
-
-    def _add_rank(self, path: Path, source: Source) -> None:
-        try:
-            size, rank = source.world_size(path), source.rank(path)
-        except (OSError, UprofError):  # decoding it raises the error
-            return
-        if size is not None and rank is not None:
-            self._ranks.setdefault(size, set()).add(rank)
 
     def _other_file(self, path: Path) -> Iterator[FoundRecording | FailedPath]:
         """Yield a file whose name, but not content, matches a recording; count other files.
@@ -315,13 +323,11 @@ class _Search:
     def _children(self, directory: Path) -> list[os.DirEntry[str]]:
         """Return the visible files and directories of a directory, by name."""
         self._progress(f"searching {directory}")
-        try:
-            with os.scandir(directory) as entries:
-                found = list(islice(entries, 4 * MAX_ENTRIES))  # some are filtered out
-        except OSError as err:
-            raise RawFormatError(
-                f"cannot list {directory}: {err.strerror or err}", slug="cannot-read"
-            ) from err
+        with (
+            system_errors(RawFormatError, f"cannot list {directory}", slug="cannot-read"),
+            os.scandir(directory) as entries,
+        ):
+            found = list(islice(entries, 4 * MAX_ENTRIES))  # some are filtered out
         return sorted(filter(self._is_searched, found), key=lambda entry: entry.name)
 
     def _is_searched(self, entry: os.DirEntry[str]) -> bool:
@@ -341,14 +347,6 @@ class _Search:
     @cached_property
     def _real(self) -> str:
         return os.path.realpath(self._directory)
-
-    def _too_many(self, child: os.DirEntry[str]) -> RawFormatError:
-        return RawFormatError(
-            f"{self._directory} has more than {MAX_ENTRIES:,} files and directories: "
-            f"{child.path} and everything after it was skipped",
-            hint="pass the directories of the recordings",
-            slug="input-too-long",
-        )
 
 
 def report_hint(path: Path, message: str) -> str | None:

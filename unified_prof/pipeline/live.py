@@ -10,7 +10,7 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path, PurePath
 from types import FrameType
@@ -59,18 +59,12 @@ def notebook_name() -> str | None:
     """Return the file name of the notebook, None if it is not known."""
     # Jupyter's server sets a variable of the environment, VS Code one of the notebook.
     path = os.environ.get("JPY_SESSION_NAME", "")
-    variables = getattr(_shell(), "user_ns", None)
+    variables = None
+    with suppress(AttributeError):  # no notebook, or IPython is being imported
+        variables = sys.modules.get("IPython").get_ipython().user_ns  # type: ignore[union-attr]
     if not path.endswith(_SUFFIX) and isinstance(variables, dict):
         path = str(variables.get("__vsc_ipynb_file__", ""))
     return PurePath(path.replace("\\", "/")).name if path.endswith(_SUFFIX) else None
-
-
-def _shell() -> Any:
-    ipython = sys.modules.get("IPython")
-    try:
-        return None if ipython is None else ipython.get_ipython()
-    except AttributeError:  # it is being imported, or another module has its name
-        return None
 
 
 @dataclass(slots=True)

@@ -14,9 +14,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from unified_prof.backends.cann import query
-from unified_prof.backends.registry import Recording, RunSpec
 from unified_prof.base.redaction import redact, redact_arguments
-from unified_prof.base.run_spec import TrackedRun
+from unified_prof.base.run_spec import Recording, RunSpec, TrackedRun
 from unified_prof.base.text import printable
 from unified_prof.errors import CaptureError, OutputError, UprofError
 from unified_prof.pipeline.outputs import Rank, timeline_file

@@ -18,16 +18,12 @@ if TYPE_CHECKING:
     from unified_prof.cluster.summary import RunSummary
 
 
-def _ignore(_: str) -> None:
-    """Show nothing."""
-
-
 @contextmanager
 def open_ranks(
     path: Path,
     *,
-    progress: Callable[[str], None] = _ignore,
-    note: Callable[[str], None] = _ignore,
+    progress: Callable[[str], None] = lambda _: None,
+    note: Callable[[str], None] = lambda _: None,
     needed: bool = False,
 ) -> Iterator[Overview | None]:
     """Yield the ranks of a directory as one run, or None if it does not hold a multi-rank run.
@@ -53,20 +49,17 @@ def open_ranks(
         return
     from unified_prof.pipeline import cluster
 
-    why: UprofError | None = None
+    summary: RunSummary | None = None
     try:
-        summary: RunSummary | None = cluster.summary_of(databases, progress=progress)
-    except UprofError as err:
-        why, summary = err, None
-    if summary is None:  # two recordings of one rank, or none with a rank: not a run
-        if isinstance(why, UsageError):
-            text = f"{path} is not a multi-rank run: {why}"
-            if needed:
-                raise UsageError(text, hint=why.hint, slug="not-several-ranks") from why
-            note(text)
-        yield None
-        return
-    if summary.ranks_read < 2 or not summary.tables["GROUP"]:
+        summary = cluster.summary_of(databases, progress=progress)
+    except UsageError as err:  # two recordings of one rank
+        text = f"{path} is not a multi-rank run: {err}"
+        if needed:
+            raise UsageError(text, hint=err.hint, slug="not-several-ranks") from err
+        note(text)
+    except UprofError:  # no recording with a rank
+        pass
+    if summary is None or summary.ranks_read < 2 or not summary.tables["GROUP"]:
         yield None
         return
     with _opened(summary, path) as overview:

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from unified_prof.backends.registry import MEMORY, RUN_TIME, TIMELINE, Capture, RunSpec
 from unified_prof.base import signals, streams
-from unified_prof.base.run_spec import TrackedRun
+from unified_prof.base.run_spec import MEMORY, RUN_TIME, TIMELINE, Capture, RunSpec, TrackedRun
 from unified_prof.errors import OutputError, RawFormatError, StoreError, UprofError, UsageError
 from unified_prof.pipeline import outputs, provenance
 from unified_prof.pipeline.outputs import ALL, Rank, RankSelection, rank_here, rank_of

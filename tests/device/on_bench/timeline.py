@@ -11,7 +11,7 @@ from tests.device.backend import BenchBackend
 from tests.device.on_bench.workloads import LAYERS, PROVIDERS
 from tests.tracking.workloads import Workload
 from unified_prof import open_report
-from unified_prof.backends.registry import RUN_TIME, TIMELINE, RunSpec
+from unified_prof.base.run_spec import RUN_TIME, TIMELINE, RunSpec
 from unified_prof.explain.api import open_analyses
 from unified_prof.pipeline.live import RunResult, run
 

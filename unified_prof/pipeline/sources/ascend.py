@@ -55,9 +55,13 @@ class Prof(Source):
         except OSError:
             return Match.CERTAIN if _PROF_NAME.fullmatch(path.name) else Match.NO
         parts = [path / name for name in names if _PART.fullmatch(name)]
-        if any(map(_DATABASE_OR_PARTIAL.match, names)) and all(map(_holds_info_only, parts)):
-            return Match.NO  # a directory made for a report
-        if any(_has_info(part) for part in parts) or _PROF_NAME.fullmatch(path.resolve().name):
+        inside = list(map(_names_in, parts))
+        if any(map(_DATABASE_OR_PARTIAL.match, names)) and all(
+            found is not None and all(map(_DEVICE_INFO.fullmatch, found)) for found in inside
+        ):
+            return Match.NO  # a directory made for a report with the files of `_copy_device_info`
+        has_info = any(name.startswith("info.json") for found in inside for name in found or ())
+        if has_info or _PROF_NAME.fullmatch(path.resolve().name):
             return Match.CERTAIN
         return Match.POSSIBLE if any(part.is_dir() for part in parts) else Match.NO
 
@@ -127,21 +131,11 @@ class Prof(Source):
         return sorted(path for path in target.parent.iterdir() if _DATABASE.fullmatch(path.name))
 
 
-def _has_info(part: Path) -> bool:
+def _names_in(part: Path) -> list[str] | None:
     try:
-        with os.scandir(part) as entries:
-            return any(entry.name.startswith("info.json") for entry in entries)
+        return os.listdir(part)  # noqa: PTH208 (faster than Path.iterdir)
     except OSError:
-        return False
-
-
-def _holds_info_only(part: Path) -> bool:
-    """Return True if a part contains only the files of `_copy_device_info`."""
-    try:
-        with os.scandir(part) as entries:
-            return all(_DEVICE_INFO.fullmatch(entry.name) for entry in entries)
-    except OSError:
-        return False
+        return None
 
 
 def _copy_device_info(recording: Path, directory: Path) -> None:
