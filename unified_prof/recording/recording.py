@@ -1,21 +1,20 @@
 """Columns of one msprof database, the input of breakdowns, advice rules and other analyses.
 
-`Recording` reads each table once, on first access. The module also has readers of single tables for
-exporters.
+`Recording` reads each table once, on first access.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import MISSING, Floats, Ints
+from unified_prof.arrays.grouping import MISSING, Ints
 from unified_prof.recording import collectives, counters, operators
 from unified_prof.recording import steps as step_trace
 from unified_prof.recording.annotations import Ranges, Regions
@@ -43,7 +42,6 @@ from unified_prof.recording.source import (
 from unified_prof.recording.steps import Steps, StepTrace, TaskTimes, step_of
 from unified_prof.recording.task_order import Capture, LaunchedTasks, join_launches
 from unified_prof.recording.tasks import Tasks
-from unified_prof.sqlite.statements import quoted
 
 
 class Recording:
@@ -314,107 +312,3 @@ def breakdown_spec(kind: Kind) -> BreakdownSpec:
     """Return the specification of a breakdown; imports its module."""
     module = import_module(f"unified_prof.explain.{kind.module}")
     return cast(dict[By, BreakdownSpec], module.BREAKDOWNS)[kind.by]
-
-
-# A window of a table: integer columns, and float columns.
-Window = tuple[dict[str, Ints], dict[str, Floats]]
-
-
-class Texts:
-    """The texts of STRING_IDS by id."""
-
-    def __init__(self, source: Source) -> None:
-        self._texts: dict[int, str] = {
-            number: str(text)
-            for number, text in source.rows("SELECT id, value FROM STRING_IDS")
-            if text is not None
-        }
-
-    def get(self, number: int) -> str | None:
-        """Return the text of an id, None for an unknown id."""
-        return self._texts.get(number)
-
-    def ids(self, wanted: Collection[str]) -> Ints:
-        """Return the ids of texts; a file may have several ids for one text."""
-        result = [number for number, text in self._texts.items() if text in wanted]
-        return np.array(result, np.int64)
-
-
-def integers(
-    source: Source, table: str, columns: Sequence[str], *, narrow: Collection[str] = ()
-) -> dict[str, Ints]:
-    """Return integer columns in the file's order of rows; empty if the table is missing.
-
-    Table and columns have the names of the newest schema; columns in `narrow` may be returned as
-    int32, to save memory.
-    """
-    return source.integers(table, {name: _column(name) for name in columns}, narrow=narrow)
-
-
-def reals(source: Source, table: str, columns: Sequence[str]) -> dict[str, Floats]:
-    """Return numeric columns as float64, with NaN for values that are not numbers."""
-    if table not in source.tables:
-        return {name: np.empty(0) for name in columns}
-    select = ", ".join(f"{_real(name)} AS {quoted(name)}" for name in columns)
-    result = source.columns(f"SELECT {select} FROM {quoted(table)}")
-    return {name: _floats(result[name]) for name in columns}
-
-
-def names(source: Source, table: str) -> dict[int, str]:
-    """Return an ENUM_ table as number -> name."""
-    if table not in source.tables:
-        return {}
-    rows = source.rows(f"SELECT id, name FROM {quoted(table)}")
-    return {number: str(name) for number, name in rows if isinstance(number, int)}
-
-
-def records(source: Source, table: str, columns: Sequence[str]) -> list[tuple[Any, ...]]:
-    """Return the rows of a small table, in the file's order."""
-    if table not in source.tables:
-        return []
-    return source.rows(f"SELECT {', '.join(map(_column, columns))} FROM {quoted(table)}")
-
-
-def first(source: Source, table: str, column: str) -> int | None:
-    """Return the first integer in a column, or None."""
-    if table not in source.tables:
-        return None
-    condition = f"typeof({_column(column)}) = 'integer'"
-    rows = source.rows(f"SELECT {_column(column)} FROM {quoted(table)} WHERE {condition} LIMIT 1")
-    return int(rows[0][0]) if rows else None
-
-
-def counts(source: Source, table: str, key: str, *, where: Mapping[str, int]) -> dict[str, Any]:
-    """Return the number of rows for each value of `key`, as arrays `key` and `rows`."""
-    condition = " AND ".join(f"{_column(name)} = ?" for name in where)
-    query = (
-        f"SELECT {_column(key)} AS key, count(*) AS rows FROM {quoted(table)}"
-        f" WHERE {condition} AND typeof({_column(key)}) = 'integer' GROUP BY 1"
-    )
-    return source.columns(query, list(where.values()))
-
-
-def windows(
-    source: Source, table: str, whole: Sequence[str], real: Sequence[str]
-) -> Iterator[Window]:
-    """Yield integer columns and float columns in windows of a few thousand rows."""
-    for ints, condition in source.windows(table, {name: _column(name) for name in whole}):
-        select = ", ".join(f"{_real(name)} AS {quoted(name)}" for name in real)
-        found = source.columns(f"SELECT {select} FROM {condition.sql}", condition.values)
-        yield ints, {name: _floats(found[name]) for name in real}
-
-
-def _column(name: str) -> str:
-    # In double quotes, SQLite would read a missing column as a text.
-    return f"[{name}]"
-
-
-def _real(name: str) -> str:
-    column = _column(name)
-    return f"iif(typeof({column}) IN ('integer', 'real'), CAST({column} AS REAL), NULL)"
-
-
-def _floats(values: NDArray[Any]) -> Floats:
-    if isinstance(values, np.ma.MaskedArray):
-        return np.where(values.mask, np.nan, values.data.astype(np.float64))
-    return np.asarray(values, np.float64)

@@ -14,7 +14,6 @@ import numpy as np
 from unified_prof.arrays.grouping import MISSING, Frame, Ints
 from unified_prof.export.mindstudio import registry
 from unified_prof.export.mindstudio.registry import Cells, Delivery, Recording
-from unified_prof.recording import recording as whole_tables
 
 TABLE = "NPU_OP_MEM"
 
@@ -76,7 +75,7 @@ def write_npu_module_mem(recording: Recording, delivery: Delivery) -> None:
     """Write npu_module_mem by component and time; sizes are truncated to whole KB."""
     found = recording.timed(_TABLE, ["timestampNs", "moduleId", "totalReserved", "deviceId"])
     order = np.lexsort((found["timestampNs"], found["moduleId"]))
-    names = whole_tables.names(recording.source, "ENUM_MODULE")
+    names = recording.enum("ENUM_MODULE")
     size = found["totalReserved"]
     # Round towards zero, but keep -1: the profiler has seen releases only.
     kilobytes = np.where(size == MISSING, MISSING, np.sign(size) * (np.abs(size) // 1024))

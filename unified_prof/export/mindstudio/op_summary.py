@@ -24,7 +24,6 @@ from unified_prof.export.mindstudio.registry import (
     in_order_of_text,
     ranks_of_texts,
 )
-from unified_prof.recording import recording as whole_tables
 from unified_prof.sqlite.atomic import temporary_folder
 
 # Larger matrices are mapped from a temporary file.
@@ -119,8 +118,10 @@ class CoreMetrics:
         if self.is_empty:
             return
         assert first is not None
-        counted = whole_tables.counts(
-            recording.source, self._table, "globalTaskId", where={"name": int(first[0]["name"][0])}
+        counted = recording.source.columns(
+            f"SELECT globalTaskId AS key, count(*) AS rows FROM {self._table}"
+            " WHERE name = ? AND typeof(globalTaskId) = 'integer' GROUP BY 1",
+            [int(first[0]["name"][0])],
         )
         self._tasks = Lookup(counted["key"])
         self._count = counted["rows"].astype(np.int64)
@@ -157,10 +158,11 @@ class CoreMetrics:
             )
         return matrix
 
-    def _windows(self) -> Iterator[whole_tables.Window]:
-        return whole_tables.windows(
-            self._recording.source, self._table, ["globalTaskId", "name"], ["value"]
-        )
+    def _windows(self) -> Iterator[tuple[dict[str, Ints], dict[str, Floats]]]:
+        """Yield the ids and values of the table in windows of a few thousand rows."""
+        columns = {"globalTaskId": "[globalTaskId]", "name": "[name]"}
+        for ids, rows in self._recording.source.windows(self._table, columns):
+            yield ids, self._recording.reals(self._table, ["value"], rows.sql, rows.values)
 
     @cached_property
     def _metric_ids(self) -> dict[int, int]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from itertools import chain
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,8 +30,6 @@ from unified_prof.base.columns import (
 )
 from unified_prof.base.text import guard_formula, printable
 from unified_prof.export.files import OutputFiles
-from unified_prof.recording import recording as whole_tables
-from unified_prof.recording.recording import Texts
 from unified_prof.recording.source import Findings, Source, task_counters
 
 # Larger tables are split into `<kind>_slice_<n>_<time>.csv`.
@@ -283,9 +282,9 @@ class Recording:
         self._left_out.setdefault((deliverable, what), LeftOut(deliverable, what, why))
 
     @cached_property
-    def texts(self) -> Texts:
-        """The texts of STRING_IDS."""
-        return Texts(self.source)
+    def _texts(self) -> dict[int, str]:
+        rows = self.source.rows("SELECT id, value FROM STRING_IDS WHERE value IS NOT NULL")
+        return {number: str(text) for number, text in rows}
 
     @cached_property
     def tasks(self) -> Tasks:
@@ -324,7 +323,7 @@ class Recording:
 
     def has_chip(self, *names: str) -> bool:
         """Return True if the name of a device begins with one of `names`."""
-        found = whole_tables.records(self.source, "NPU_INFO", ["name"])
+        found = self.source.rows("SELECT name FROM NPU_INFO")
         return any(str(name).startswith(names) for (name,) in found)
 
     @cached_property
@@ -349,18 +348,48 @@ class Recording:
 
     @cached_property
     def _collective_tasks(self) -> dict[str, Ints]:
-        return whole_tables.integers(
-            self.source, "COMMUNICATION_TASK_INFO", ["globalTaskId", "taskType"]
-        )
+        return self.integers("COMMUNICATION_TASK_INFO", ["globalTaskId", "taskType"])
 
     def ids(self, wanted: Collection[str]) -> Ints:
-        """Return the ids of texts."""
-        return self.texts.ids(wanted)
+        """Return the ids of texts; a file may have several ids for one text."""
+        return np.array([one for one, text in self._texts.items() if text in wanted], np.int64)
 
     def text(self, number: int) -> str:
         """Return a text by its id, or N/A."""
-        found = self.texts.get(number)
-        return NOT_AVAILABLE if found is None else found
+        return self._texts.get(number, NOT_AVAILABLE)
+
+    def enum(self, table: str) -> dict[int, str]:
+        """Return an ENUM_ table as number -> name."""
+        rows = (
+            self.source.rows(f"SELECT id, name FROM {table}") if table in self.source.tables else ()
+        )
+        return {number: str(name) for number, name in rows if isinstance(number, int)}
+
+    def integers(
+        self, table: str, columns: Iterable[str], narrow: Collection[str] = ()
+    ) -> dict[str, Ints]:
+        """Return integer columns in the file's order of rows; empty if the table is missing.
+
+        Table and columns have the names of the newest schema; columns in `narrow` may be returned
+        as int32, to save memory.
+        """
+        # In double quotes, SQLite would read a missing column as a text.
+        return self.source.integers(table, {name: f"[{name}]" for name in columns}, narrow=narrow)
+
+    def reals(
+        self, table: str, columns: Sequence[str], condition: str = "", values: Sequence[Any] = ()
+    ) -> dict[str, Floats]:
+        """Return numeric columns as float64, with NaN for values that are not numbers.
+
+        `condition` selects rows of the table, by default all.
+        """
+        if table not in self.source.tables:
+            return {name: np.empty(0) for name in columns}
+        numbers = "iif(typeof([{0}]) IN ('integer', 'real'), CAST([{0}] AS REAL), NULL) AS [{0}]"
+        select = ", ".join(map(numbers.format, columns))
+        found = self.source.columns(f"SELECT {select} FROM {condition or table}", values)
+        # NULL is masked.
+        return {name: np.ma.filled(found[name].astype(np.float64), np.nan) for name in columns}
 
     def cell(self, text: str) -> str:
         """Return a text as a cell of a table."""
@@ -377,7 +406,7 @@ class Recording:
 
         `endNs` is the end if it is one of the columns, otherwise rows have a single time.
         """
-        found = whole_tables.integers(self.source, table, columns, narrow=narrow)
+        found = self.integers(table, columns, narrow)
         start = found[columns[0]]
         keep = self.times(table, start, found.get("endNs", start))
         return found if keep.all() else {name: values[keep] for name, values in found.items()}
@@ -465,9 +494,7 @@ class Kernels:
     )
 
     def __init__(self, recording: Recording) -> None:
-        self.columns = whole_tables.integers(
-            recording.source, "COMPUTE_TASK_INFO", self.COLUMNS, narrow=self.COLUMNS
-        )
+        self.columns = recording.integers("COMPUTE_TASK_INFO", self.COLUMNS, self.COLUMNS)
         self._lookup = Lookup(self.columns["globalTaskId"])
 
     def __len__(self) -> int:
@@ -504,9 +531,7 @@ class Collectives:
     @cached_property
     def model(self) -> Ints:
         """Model of each operator, taken from its tasks."""
-        members = whole_tables.integers(
-            self._recording.source, "COMMUNICATION_TASK_INFO", ["globalTaskId", "opId"]
-        )
+        members = self._recording.integers("COMMUNICATION_TASK_INFO", ["globalTaskId", "opId"])
         tasks = self._recording.tasks
         rows = Lookup(tasks.id).rows(members["globalTaskId"])
         known = rows >= 0

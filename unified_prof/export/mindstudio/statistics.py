@@ -39,7 +39,6 @@ from unified_prof.export.mindstudio.registry import (
     thousandths,
     trimmed,
 )
-from unified_prof.recording import recording as whole_tables
 
 _HEADER = (
     *("Device_id", "Level", "API Name"),
@@ -50,7 +49,7 @@ _HEADER = (
 def write_api_statistic(recording: Recording, delivery: Delivery) -> None:
     """Write api_statistic, sorted by the bytes of the name, then by level."""
     found = recording.timed("CANN_API", ["startNs", "endNs", "type", "name"], ["type", "name"])
-    levels = whole_tables.names(recording.source, "ENUM_API_TYPE")
+    levels = recording.enum("ENUM_API_TYPE")
     order = np.lexsort((found["type"], found["name"]))  # stable: groups keep their order
     name, level = found["name"][order], found["type"][order]
     duration = (found["endNs"] - found["startNs"])[order]
@@ -63,7 +62,7 @@ def write_api_statistic(recording: Recording, delivery: Delivery) -> None:
     rows.sort()
     devices = ["host"]
     if recording.python_export:  # which repeats the host's calls for each device
-        found_ids = whole_tables.records(recording.source, "NPU_INFO", ["id"])
+        found_ids = recording.source.rows("SELECT id FROM NPU_INFO")
         devices = [str(number) for number in sorted(number for (number,) in found_ids)]
     lines = [f"{device},{line}" for device in devices for _, _, line in rows]
     delivery.table("api_statistic", _HEADER, len(lines), [lines])
@@ -392,7 +391,7 @@ def marks(recording: Recording) -> Marks:
 
 def event_names(recording: Recording, events: Ints) -> list[str]:
     """Return the names of mark types."""
-    names = whole_tables.names(recording.source, "ENUM_MSTX_EVENT_TYPE")
+    names = recording.enum("ENUM_MSTX_EVENT_TYPE")
     return [names.get(event, "") for event in events.tolist()]
 
 

@@ -16,7 +16,6 @@ from unified_prof.base.columns import NO_RANK, NOT_AVAILABLE
 from unified_prof.export.mindstudio import registry, timeline_events
 from unified_prof.export.mindstudio.registry import Recording, Tasks, as_json, blocks
 from unified_prof.export.mindstudio.timeline_events import Blocks, Processes
-from unified_prof.recording import recording as whole_tables
 
 _ACL, _MODEL, _NODE, _COMMUNICATION, _RUNTIME = 20000, 15000, 10000, 5500, 5000
 _PREFIXES = {
@@ -44,7 +43,7 @@ def layer(recording: Recording, processes: Processes) -> Blocks:
     thread = found["globalTid"] & 0xFFFFFFFF
     yield processes.name_events(timeline_events.CALLS)
     yield timeline_events.threads(process, thread)
-    levels = whole_tables.names(recording.source, "ENUM_API_TYPE")
+    levels = recording.enum("ENUM_API_TYPE")
     has_arrow = found["type"] == _NODE
     has_arrow |= np.isin(found["name"], recording.ids(WAITS_AND_RECORDS)) & (found["type"] == _ACL)
     copies = recording.tasks.connection[recording.is_copy]
@@ -123,8 +122,8 @@ class _Members:
     """Tasks of collective operators, joined with TASK."""
 
     def __init__(self, recording: Recording) -> None:
-        found = whole_tables.integers(recording.source, _TABLE, _COLUMNS)
-        bandwidth = whole_tables.reals(recording.source, _TABLE, ["bandwidth"])["bandwidth"]
+        found = recording.integers(_TABLE, _COLUMNS)
+        bandwidth = recording.reals(_TABLE, ["bandwidth"])["bandwidth"]
         task = Lookup(recording.tasks.id).rows(found["globalTaskId"]).astype(np.int64)
         keep = task >= 0
         if not keep.all():
@@ -168,7 +167,7 @@ class _Members:
         task = self.task[rows]
 
         def enum_names(column: str, table: str) -> list[str]:
-            return _enum(whole_tables.names(recording.source, table), columns[column][rows])
+            return _enum(recording.enum(table), columns[column][rows])
 
         rate = _gigabytes_per_second(
             self.bandwidth[rows], columns["size"][rows], tasks.end_ns[task] - tasks.start_ns[task]
@@ -256,7 +255,7 @@ class _Threads:
 
 def _operators(recording: Recording, processes: Processes, threads: _Threads) -> Blocks:
     operators, columns = recording.collectives, recording.collectives.columns
-    types = whole_tables.names(recording.source, "ENUM_HCCL_DATA_TYPE")
+    types = recording.enum("ENUM_HCCL_DATA_TYPE")
     for part in blocks(len(operators)):
         start = operators.start_ns[part]
         process = processes.of_devices(timeline_events.COMMUNICATION[0], operators.device[part])
@@ -370,7 +369,7 @@ def _has_contexts(tasks: Tasks) -> Bools:
 def _has_arrow(recording: Recording) -> Bools:
     """Return which tasks are ends of arrows: kernels, copies, event waits and records."""
     tasks = recording.tasks
-    calls = whole_tables.integers(recording.source, "CANN_API", ["name", "connectionId"])
+    calls = recording.integers("CANN_API", ["name", "connectionId"])
     ids = recording.ids(WAITS_AND_RECORDS)
     connections = calls["connectionId"][np.isin(calls["name"], ids)]
     return np.asarray(
@@ -434,13 +433,11 @@ class _Copies:
     """Size, kind and throughput of copies."""
 
     def __init__(self, recording: Recording) -> None:
-        found = whole_tables.integers(
-            recording.source, "MEMCPY_INFO", ["globalTaskId", "size", "memcpyOperation"]
-        )
+        found = recording.integers("MEMCPY_INFO", ["globalTaskId", "size", "memcpyOperation"])
         self._lookup = Lookup(found["globalTaskId"])
         self._size, self._kind = found["size"], found["memcpyOperation"]
         self._tasks = recording.tasks
-        names = whole_tables.names(recording.source, "ENUM_MEMCPY_OPERATION")
+        names = recording.enum("ENUM_MEMCPY_OPERATION")
         self._names = {kind: name for kind, name in names.items() if kind < _COPIES}
         self._known = len(self._size) > 0
 

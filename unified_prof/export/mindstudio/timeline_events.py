@@ -14,7 +14,6 @@ import numpy as np
 from unified_prof.arrays.grouping import Bools, Floats, Ints, Runs
 from unified_prof.export.mindstudio import registry
 from unified_prof.export.mindstudio.registry import Recording, as_json, blocks, first_known
-from unified_prof.recording import recording as whole_tables
 
 Blocks = Iterator[Sequence[str]]
 Layer = Callable[[Recording, "Processes"], Blocks]
@@ -177,9 +176,11 @@ def _process(recording: Recording) -> int:
     if len(recording.tasks) and (known := first_known(recording.tasks.process)) is not None:
         return known
     for table in ("CANN_API", "MSTX_EVENTS", "OSRT_API"):
-        column = whole_tables.first(recording.source, table, "globalTid")
-        if column is not None and column >= 0:
-            return column >> 32
+        if table in recording.source.tables:
+            found = f"SELECT globalTid FROM {table} WHERE typeof(globalTid) = 'integer' LIMIT 1"
+            for (thread,) in recording.source.rows(found):
+                if thread >= 0:
+                    return int(thread) >> 32
     return 0
 
 
@@ -286,13 +287,13 @@ def layers() -> Iterator[Layer]:
 
 
 def _events(sampled: _Sampled, recording: Recording, processes: Processes) -> Blocks:
-    source, table = recording.source, sampled.table
-    if table not in source.tables:
+    table = sampled.table
+    if table not in recording.source.tables:
         return
     wanted = ["timestampNs", *sampled.keys, *([] if sampled.on_host else ["deviceId"])]
-    found = whole_tables.integers(source, table, wanted)
+    found = recording.integers(table, wanted)
     columns = list(dict.fromkeys(c for one in sampled.counters for c in one.series.values()))
-    values = whole_tables.reals(source, table, columns)
+    values = recording.reals(table, columns)
     time = found["timestampNs"]
     keep = recording.times(table, time, time)
     if table == "AICORE_FREQ":
