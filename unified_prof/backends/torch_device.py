@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from unified_prof.backends.registry import check_options
+from unified_prof.base.process_tuning import environment
 from unified_prof.base.run_spec import MEMORY, RUN_TIME, TIMELINE, Capture, Recording, RunSpec
 from unified_prof.errors import CaptureError, MeasuringError, UsageError
 from unified_prof.schema.catalogue import MSPROF, resolve
@@ -52,18 +53,13 @@ def workload_environment(device: str) -> Iterator[None]:
     The workload may change them, but uprof needs them to write its results.
     """
     folder, stdout, stderr = Path.cwd(), sys.stdout, sys.stderr
-    before = os.environ.get(DEVICE_VARIABLE)
-    os.environ[DEVICE_VARIABLE] = device
     try:
-        yield
+        with environment(DEVICE_VARIABLE, device):
+            yield
     finally:
         sys.stdout, sys.stderr = stdout, stderr
         with suppress(OSError):  # the directory is gone
             os.chdir(folder)
-        if before is None:
-            os.environ.pop(DEVICE_VARIABLE, None)
-        else:
-            os.environ[DEVICE_VARIABLE] = before
 
 
 class TorchBackend(ABC):
@@ -292,7 +288,8 @@ def driver_facts(when: str) -> dict[str, str]:
     facts: dict[str, str] = {}
     try:
         with suppress(Exception):
-            facts["device_driver"] = _text(nvml.nvmlSystemGetDriverVersion())
+            version = nvml.nvmlSystemGetDriverVersion()
+            facts["device_driver"] = version.decode() if isinstance(version, bytes) else version
         for device, handle in _handles(nvml):
             facts |= _device_facts(nvml, handle, device, when)
     finally:
@@ -341,7 +338,3 @@ def _handles(nvml: Any) -> Iterator[tuple[int, Any]]:
                 yield device, nvml.nvmlDeviceGetHandleByUUID(which)
             elif which < nvml.nvmlDeviceGetCount():
                 yield device, nvml.nvmlDeviceGetHandleByIndex(which)
-
-
-def _text(answer: Any) -> str:
-    return answer.decode() if isinstance(answer, bytes) else str(answer)

@@ -11,7 +11,7 @@ import gc
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from unified_prof.errors import SystemLimitError
 
@@ -81,14 +81,22 @@ def keep_memory() -> None:
 @contextmanager
 def limit_blas_threads() -> Iterator[None]:
     """Keep NumPy from starting BLAS threads on import; a number set by the user is kept."""
-    if _THREADS in os.environ:
+    with nullcontext() if _THREADS in os.environ else environment(_THREADS, "1"):
         yield
-        return
-    os.environ[_THREADS] = "1"
+
+
+@contextmanager
+def environment(name: str, value: str) -> Iterator[None]:
+    """Set a variable within the block, also for processes that start in it."""
+    before = os.environ.get(name)
+    os.environ[name] = value
     try:
         yield
     finally:
-        os.environ.pop(_THREADS, None)
+        if before is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = before
 
 
 def refuse_small_address_space() -> None:

@@ -183,28 +183,6 @@ def message_text(document: Document) -> str:
     return render_text(document, width=width, color=color).rstrip("\n")
 
 
-def write(path: Path, content: str | bytes, *, force: bool) -> None:
-    """Write a file atomically; never replaces a database.
-
-    Raises:
-        OutputError: The file exists and `force` is not set, is a database, or cannot be written.
-    """
-    from unified_prof.sqlite.atomic import replacing
-    from unified_prof.sqlite.fingerprint import is_database
-
-    if force and is_database(path):
-        raise OutputError(
-            f"{path} is a database and is not overwritten with text",
-            hint="choose another file for -o",
-            slug="not-replaced",
-        )
-    with replacing(path, overwrite=force) as partial:
-        if isinstance(content, bytes):
-            partial.write_bytes(content)
-        else:
-            partial.write_text(content, encoding="utf-8", newline="\n")
-
-
 def end_if_missing(missing: str, *, told: bool = False) -> None:
     """Exit with the code of unreadable reports if `missing` names any; print it unless `told`.
 
@@ -237,12 +215,25 @@ class Target:
         If `note`, also print format and size of the file.
 
         Raises:
-            OutputError: Same as `put` and `write`.
+            OutputError: It cannot be written; the file exists and is not to be overwritten, or is a
+                database.
         """
         if self.file is None:
             put(content, for_people=self.shape == TEXT)  # UTF-8 for programs
             return
-        write(self.file, content, force=self.force)
+        from unified_prof.sqlite.atomic import replacing
+        from unified_prof.sqlite.fingerprint import is_database
+
+        if self.force and is_database(self.file):
+            raise OutputError(
+                f"{self.file} is a database and is not overwritten with text",
+                hint="choose another file for -o",
+                slug="not-replaced",
+            )
+        if isinstance(content, str):
+            content = content.encode()
+        with replacing(self.file, overwrite=self.force) as partial:
+            partial.write_bytes(content)
         if note:
             print_message(f"{self.file}: {self.shape}, {self.file.stat().st_size:,} bytes")
 

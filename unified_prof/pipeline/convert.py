@@ -259,7 +259,6 @@ def _decode_context(revision: str, stages: Stages, *, of_own_run: bool) -> Decod
 
     return DecodeContext(
         has_column=lambda table, column: column in columns.get(table, ()),
-        data_types=enum("ENUM_HCCL_DATA_TYPE"),
         enums=enum,
         stage=stages.stage,
         next_stage=stages.next_stage,

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.base.process_tuning import environment
 from unified_prof.base.text import NS_PER_MS
 from unified_prof.errors import DeviceUnavailableError
 from unified_prof.tracking.torch_names import Patches
@@ -228,18 +229,8 @@ def driver_library_only() -> Iterator[None]:
 
     If a process initializes the runtime, its forked children cannot use a device.
     """
-    before = os.environ.get(_ASK_THE_LIBRARY)
-    os.environ[_ASK_THE_LIBRARY] = "1"
-    try:
+    with environment("PYTORCH_NVML_BASED_CUDA_CHECK", "1"):
         yield
-    finally:
-        if before is None:
-            del os.environ[_ASK_THE_LIBRARY]
-        else:
-            os.environ[_ASK_THE_LIBRARY] = before
-
-
-_ASK_THE_LIBRARY = "PYTORCH_NVML_BASED_CUDA_CHECK"
 
 
 def _cpu_name() -> str:

@@ -29,6 +29,7 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from unified_prof.base.process_tuning import environment
 from unified_prof.base.signals import ended_by_signals, send_ignored_again
 from unified_prof.errors import EngineError, SystemLimitError
 
@@ -247,20 +248,6 @@ def start_resource_tracker() -> None:
             resource_tracker.ensure_running()
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
-
-
-@contextmanager
-def environment(name: str, value: str) -> Iterator[None]:
-    """Set a variable for processes that start in the block."""
-    before = os.environ.get(name)
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
 
 
 @contextmanager

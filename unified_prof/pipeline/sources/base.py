@@ -32,7 +32,6 @@ class DecodeContext:
 
     # Returns True if the revision being written has (table, column).
     has_column: Callable[[str, str], bool]
-    data_types: Mapping[str, int]  # Name -> id in ENUM_HCCL_DATA_TYPE of the schema revision.
     # Returns name -> id for an ENUM_* table of the schema revision.
     enums: Callable[[str], Mapping[str, int]]
     # Context manager that measures the CPU time of a stage; stages can be nested.

@@ -101,7 +101,7 @@ def _open_database(path: Path) -> Iterator[Tables]:
 def _options(context: DecodeContext) -> dict[str, Any]:
     return {
         "has_column": context.has_column,
-        "data_types": context.data_types,
+        "data_types": context.enums("ENUM_HCCL_DATA_TYPE"),
         "progress": context.next_stage,
     }
 
