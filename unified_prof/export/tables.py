@@ -6,8 +6,9 @@ dictionary tables are written too. Tables are read and written in batches.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from functools import cache
 from itertools import chain
 from pathlib import Path
@@ -41,12 +42,12 @@ class LeftOut:
     why: str
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Exported:
     """Result of an export of tables: files, and values that were written as null."""
 
-    files: list[Written] = field(default_factory=list)
-    left_out: list[LeftOut] = field(default_factory=list)
+    files: Sequence[Written]
+    left_out: Sequence[LeftOut]
 
     def fields(self) -> dict[str, Any]:
         """Return the result as plain data."""
@@ -86,29 +87,29 @@ def write(
             hint=f"available: {', '.join(report.tables)}",
             slug="no-such-table",
         )
-    exported = Exported()
+    lost: Counter[tuple[str, str, str]] = Counter()  # Table, column, reason.
     texts = _Texts(report)
     with OutputFiles(directory, force=force) as files:
         for table in only or report.tables:
             if not only and not ids and _is_dictionary(table):
                 continue
-            source = _Table(report, table, texts, exported, ids=ids)
-            parts = source.parts(pyarrow)
+            source = _Table(pyarrow, report, table, texts, lost, ids=ids)
+            parts = source.parts()
             first = next(parts, None)
             if first is None and not only:
                 continue
             with (
                 files.file(f"{table}.{kind}") as file,
-                arrow_files.opened(kind, str(file.partial), source.schema(pyarrow)) as writer,
+                arrow_files.opened(kind, str(file.partial), source.schema) as writer,
             ):
                 for part in chain([] if first is None else [first], parts):
                     writer.write(part)
                     file.entries += part.num_rows
             source.count_nulls()
-        exported.files = list(files.written)
-    if not exported.files:
+    if not files.written:
         raise UsageError(f"{report.path} has no table with rows", slug="nothing-to-export")
-    return exported
+    left_out = [LeftOut(table, name, count, why) for (table, name, why), count in lost.items()]
+    return Exported(files.written, left_out)
 
 
 def _is_dictionary(table: str) -> bool:
@@ -119,9 +120,17 @@ class _Table:
     """Reader of one table as typed record batches."""
 
     def __init__(
-        self, report: Report, table: str, texts: _Texts, exported: Exported, *, ids: bool
+        self,
+        pyarrow: Any,
+        report: Report,
+        table: str,
+        texts: _Texts,
+        lost: Counter[tuple[str, str, str]],
+        *,
+        ids: bool,
     ) -> None:
-        self._report, self.table, self._texts, self._exported = report, table, texts, exported
+        self._pyarrow, self._report, self.table = pyarrow, report, table
+        self._texts, self._lost = texts, lost
         refers = {} if ids else _references(report).get(table, {})
         self._refers = {name: to for name, to in refers.items() if to in report.tables}
         self._types = {name: _type(declared) for name, declared in _declared(report, table)}
@@ -130,31 +139,24 @@ class _Table:
         for name in self._in_digits:
             self._types[name] = "integer"
         self._missing: set[str] = set()
-
-    def schema(self, pyarrow: Any) -> Any:
-        """Return the Arrow schema of the table."""
         types = {
             "integer": pyarrow.int64(),
             "real": pyarrow.float64(),
             "text": pyarrow.string(),
             "blob": pyarrow.binary(),
         }
-        return pyarrow.schema(
+        self.schema = pyarrow.schema(
             [
                 (name, types["text" if name in self._refers else kind])
                 for name, kind in self._types.items()
             ]
         )
 
-    def parts(self, pyarrow: Any) -> Iterator[Any]:
+    def parts(self) -> Iterator[Any]:
         """Yield the rows as record batches; nothing if the table is empty."""
-        schema = self.schema(pyarrow)
         for columns in self._columns():
-            arrays = [
-                self._array(pyarrow, name, columns[name], schema.field(name).type)
-                for name in self._types
-            ]
-            yield pyarrow.record_batch(arrays, schema=schema)
+            arrays = [self._array(one.name, columns[one.name], one.type) for one in self.schema]
+            yield self._pyarrow.record_batch(arrays, schema=self.schema)
 
     def count_nulls(self) -> None:
         """Count the values that their column type cannot hold."""
@@ -167,16 +169,7 @@ class _Table:
                 f" WHERE {quoted(name)} IS NOT NULL AND typeof({value}) NOT IN ({kinds})"
             )
             if count:
-                self._lose(name, count, "not a number, in a column of numbers")
-
-    def _lose(self, column: str, count: int, why: str) -> None:
-        """Count values that are written as null, by column and reason."""
-        lost = self._exported.left_out
-        for number, one in enumerate(lost):
-            if (one.table, one.column, one.why) == (self.table, column, why):
-                lost[number] = replace(one, count=one.count + count)
-                return
-        lost.append(LeftOut(self.table, column, count, why))
+                self._lost[self.table, name, "not a number, in a column of numbers"] += count
 
     def _columns(self) -> Iterator[dict[str, NDArray[Any]]]:
         """Yield the columns in batches of about ROWS rows."""
@@ -193,23 +186,22 @@ class _Table:
             return column
         return f"iif({column} GLOB '[0-9]*', CAST({column} AS INTEGER), NULL)"
 
-    def _array(self, pyarrow: Any, name: str, values: NDArray[Any], kind: Any) -> Any:
+    def _array(self, name: str, values: NDArray[Any], kind: Any) -> Any:
+        pyarrow = self._pyarrow
         if name in self._refers:
             texts, number, unknown = self._texts.lookup(self._refers[name], values)
             if unknown:
-                self._lose(name, unknown, f"ids without a row in {self._refers[name]}")
+                why = f"ids without a row in {self._refers[name]}"
+                self._lost[self.table, name, why] += unknown
             return pyarrow.array(texts, kind).take(pyarrow.array(number))
         declared = self._types[name]
-        if declared == "integer":
-            return self._numbers(pyarrow, name, values, int, kind)
-        if declared == "real":
-            return self._numbers(pyarrow, name, values, float, kind)
+        if declared in ("integer", "real"):
+            return self._numbers(name, values, int if declared == "integer" else float, kind)
         shown = [_as(declared, value) for value in np.ma.getdata(values).tolist()]
         return pyarrow.array(shown, kind, mask=_absent(values))
 
-    def _numbers(
-        self, pyarrow: Any, name: str, values: NDArray[Any], number: type, kind: Any
-    ) -> Any:
+    def _numbers(self, name: str, values: NDArray[Any], number: type, kind: Any) -> Any:
+        array = self._pyarrow.array
         absent = _absent(values)
         data = np.ma.getdata(values)
         if data.dtype == np.int64:
@@ -217,12 +209,12 @@ class _Table:
                 absent |= data == MISSING
             if absent.any():
                 self._missing.add(name)
-            return pyarrow.array(data if number is int else data.astype(np.float64), mask=absent)
+            return array(data if number is int else data.astype(np.float64), mask=absent)
         if data.dtype == np.float64 and number is float:
-            return pyarrow.array(data, mask=absent | np.isnan(data))
+            return array(data, mask=absent | np.isnan(data))
         self._missing.add(name)
         good = (int,) if number is int else (int, float)
-        return pyarrow.array(
+        return array(
             [number(one) if type(one) in good and _fits(one) else None for one in data.tolist()],
             kind,
         )
