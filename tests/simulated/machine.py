@@ -24,6 +24,7 @@ NEXT_TASK_US = 1.1  # Between two tasks of a stream.
 WAKE_US = 4.0  # From the end of a task to the return of the call that waits for it.
 GBPS = {"Pinned": 50.0, "Pageable": 8.0}  # Rates of copies.
 STAGED_BYTES = 1 << 16  # Smaller pageable copies do not block.
+STAGED_US = 60.0  # A call that copies to the device returns before its copy ends, on A100 and H100.
 MAIN, AUTOGRAD, LOGGER = 4200, 4377, 4391  # Threads; MAIN is also the process.
 COMPUTE, NCCL, PREFETCH, ALL_STREAMS = 7, 20, 24, -1
 EPOCH_US = 4894642798000.0
@@ -216,7 +217,8 @@ class Machine:
             named = "gpu_memcpy", f"Memcpy {kind} ({ends[0]} -> {ends[1]})"
             end = self._task(named, us, (stream, *placed), args)
             if memory == "Pageable" and size_bytes > STAGED_BYTES:
-                self.thread.now = max(self.thread.now, end + WAKE_US)
+                returns = end + WAKE_US if kind == "DtoH" else end - STAGED_US
+                self.thread.now = max(self.thread.now, returns)
 
     def call(self, name: str, us: float = 1.5, waits: int = 0) -> None:
         """Make a call without a task that may wait for a stream."""

@@ -245,7 +245,12 @@ def test_warm_up_step_is_not_analyzed(tmp_path: Path) -> None:
 
 def test_first_step_and_steps_over_three_medians_are_not_analyzed() -> None:
     lengths = (100, 90, 100, 100, 300, 301)
-    assert analyzed_steps([("step", 0, length) for length in lengths]) == [1, 2, 3, 4]
+    assert analyzed_steps(lengths, lengths) == [1, 2, 3, 4]
+
+
+def test_steps_that_are_long_only_on_the_host_are_analyzed() -> None:
+    """Every second step waits for two batches, or for the device."""
+    assert analyzed_steps((1, 38, 1, 38, 1), (20, 18, 20, 19, 20)) == [1, 2, 3, 4]
 
 
 def test_kernels_shorter_than_their_launches_are_named(tmp_path: Path) -> None:

@@ -152,7 +152,8 @@ class DeviceContext:
         self.device = device
         self.device_id = None if device is None else recording.device_numbers[device]
         self.claimed = intervals.EMPTY
-        self.analyzed = analyzed_steps(recording.steps)
+        host_ns = [end_ns - begin_ns for _, begin_ns, end_ns in recording.steps]
+        self.analyzed = analyzed_steps(host_ns, recording.step_lengths_ns)
 
     @cached_property
     def explained(self) -> Flags:
@@ -670,14 +671,18 @@ class DeviceContext:
         )
 
 
-def analyzed_steps(steps: Sequence[tuple[str, int, int]]) -> list[int]:
-    """Return the steps to analyze: not the first of several, and no extremely long ones."""
-    length = np.array([end - start for _, start, end in steps], np.int64)
-    kept = np.ones(len(steps), bool)
-    if len(steps) >= MIN_STEPS_WITH_WARM_UP:
+def analyzed_steps(host_ns: Sequence[int], device_ns: Sequence[int]) -> list[int]:
+    """Return the steps to analyze: not the first of several, and no extremely long ones.
+
+    The host waits in one step for several before it: such a step is not long on the device.
+    """
+    lengths = np.array([host_ns, device_ns], np.int64)
+    kept = (lengths > 0).all(axis=0)
+    if len(host_ns) >= MIN_STEPS_WITH_WARM_UP:
         kept[0] = False
-        kept &= length <= MAX_STEP_MEDIANS * float(np.median(length[1:]))
-    return np.flatnonzero(kept & (length > 0)).tolist()
+        medians = np.median(lengths[:, 1:], axis=1, keepdims=True)
+        kept &= (lengths <= MAX_STEP_MEDIANS * medians).any(axis=0)
+    return np.flatnonzero(kept).tolist()
 
 
 def matrix_kernels(context: DeviceContext) -> Flags:

@@ -28,9 +28,10 @@ from unified_prof.explain.schedule.builder import without_ranges
 from unified_prof.explain.schedule.selection import Selection, host_ranges
 from unified_prof.recording import names
 from unified_prof.recording.calls import COPY, KERNEL
-from unified_prof.recording.idle import INPUT, SYNCHRONISING
+from unified_prof.recording.idle import HOST, INPUT, LAUNCHED, SYNCHRONISING
 from unified_prof.recording.model import Evidence, Sureness
 from unified_prof.recording.names import Words
+from unified_prof.recording.recording import Recording
 
 # If this share of the bytes is copied in the first 2 s (a fifth of a short recording), it is model
 # loading.
@@ -62,9 +63,14 @@ def exposed_copies(context: DeviceContext) -> Iterator[Cause]:
     if context.share(cost) < WARN_SHARE:
         return
     alone_ns = intervals.covered(exposed, tasks.start_ns[copies], tasks.end_ns[copies])
-    pageable = _are_pageable(context, copies)[copies]
-    is_pageable = 2 * int(alone_ns[pageable].sum()) > cost
+    pageable = _are_pageable(context, copies)
+    is_pageable = 2 * int(alone_ns[pageable[copies]].sum()) > cost
     memory = "; most of it is from or to pageable memory" if is_pageable else ""
+    # From pinned memory, the host does not wait for the device to begin the copy.
+    staged = pageable & context.matches(context.operator, names.COPIES_TO_DEVICE)
+    call = context.recording.host_calls.launching(
+        context.recording.work.connection[tasks.row[staged]]
+    )
     yield context.finding(
         cost,
         f"exposed copies: {plural(int(copies.sum()), 'copy', 'copies')} between host and "
@@ -72,7 +78,8 @@ def exposed_copies(context: DeviceContext) -> Iterator[Cause]:
         advice="overlap the copies: pin_memory=True, non_blocking=True, a separate stream; or "
         "keep the data on the device",
         sure="certain",
-        change=context.saving(np.flatnonzero(copies), alone_ns),
+        change=context.saving(np.flatnonzero(copies), alone_ns)
+        | _without_calls(context.recording, call[call >= 0]),
         least=WARN_SHARE,
         figures={
             "exposed_ns": cost,
@@ -249,7 +256,8 @@ def synchronising_calls(context: DeviceContext) -> Iterator[Cause]:
     cost = int(gaps.cost_ns.sum())
     share = context.share(cost)
     # The host also catches up with launches later, so the replay may gain more.
-    if not cost or share < MIN_SHARE:
+    behind_ns = 0 if context.quick else context.max_idle_ns(HOST, LAUNCHED, SYNCHRONISING)
+    if not cost or context.share(max(cost, behind_ns)) < MIN_SHARE:
         return
     of_idle = cost / max(context.idle_ns, 1)
     count = int((gaps.cost_ns > 0).sum())
@@ -260,6 +268,7 @@ def synchronising_calls(context: DeviceContext) -> Iterator[Cause]:
         cost,
         f"synchronization: the device is idle for {percent(share)} of the time after the host "
         f"waited for it ({times(count)}{where})"
+        + ("; later the host catches up with launches" if share < WARN_SHARE else "")
         # A server that waits for requests looks the same.
         + ("" if context.steps else "; no steps recorded, so these may be pauses between requests"),
         advice="keep values on the device (avoid .item(), .cpu(), nonzero, boolean indexing in "
@@ -281,10 +290,16 @@ def synchronising_calls(context: DeviceContext) -> Iterator[Cause]:
 def _without_waits(context: DeviceContext, gaps: _SyncGaps) -> Selection:
     """Return the change without the synchronizations before some gaps, and their operations."""
     recording, sync = context.recording, context.recording.idle_time.host.sync
-    calls, framework = recording.host_calls, recording.framework
+    calls = recording.host_calls
     rows = np.flatnonzero(calls.matching(recording.strings, names.SYNCHRONIZES))
     rows = rows[np.isin(intervals.holding(sync, calls.start_ns[rows]), np.unique(gaps.sync))]
-    if framework is None:
+    return _without_calls(recording, rows)
+
+
+def _without_calls(recording: Recording, rows: Ints) -> Selection:
+    """Return the change without some calls that wait, and their operations."""
+    calls, framework = recording.host_calls, recording.framework
+    if framework is None or not len(rows):
         return Selection(calls=rows)
     around = np.unique(framework.places_at(calls.thread[rows], calls.start_ns[rows]))
     around = around[around >= 0]

@@ -113,7 +113,8 @@ def build_schedule(recording: Recording, max_tasks: int | None = None) -> Schedu
     begins = threads.time_ns[waits.begin[which[last]]]
     waited = last[tasks.end_ns[awaited[last]] > begins]
     usual = int(np.median(returned[waited])) if len(waited) else 0
-    lag = np.clip(returned, 0, usual)
+    # A copy of pageable memory may end after its call.
+    lag = np.clip(returned, np.where(waits.own[which], returned, 0), usual)
     edges.append(Edges.uniform(awaited + points, ends, lag, behind=True, kind=graph.SYNCHRONISING))
     edges += _ends(recording, steps_analyzed, tasks, threads, end, points)
     # Workers keep their pace: batches arrive no earlier than recorded, after the first moment.

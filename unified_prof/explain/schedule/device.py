@@ -368,9 +368,7 @@ def waited_for(
         looking = np.flatnonzero(last >= 0)
         for _ in range(TRIES):
             at = rows[last[looking]]
-            selected = tasks.call[at] == call[which[looking]]
-            before = launched_ns[at] < begin[looking]
-            fits = np.where(own[which[looking]], selected, selected | before)
+            fits = (tasks.call[at] == call[which[looking]]) | (launched_ns[at] < begin[looking])
             result.append((which[looking[fits]], at[fits]))
             last[looking[~fits]] -= 1
             looking = looking[~fits]
@@ -379,10 +377,12 @@ def waited_for(
                 break
 
     of_devices = calls.matching(recording.strings, names.SYNCHRONIZES_DEVICE)
+    copies = np.flatnonzero(np.isin(tasks.call, call[own]))
+    result.append((Lookup(np.where(own, call, NOWHERE)).rows(tasks.call[copies]), copies))
     events = host_calls.call_waits(recording.source, calls, call)
     its = _LaunchOrder(tasks).before(events.awaited_stream, events.recorded_ns)
     result.append((events.call[its != NOWHERE], its[its != NOWHERE]))
-    open_ones = np.ones(len(call), bool)
+    open_ones = ~own
     open_ones[events.call[its != NOWHERE]] = False
     streams = {number: known[rows] for number, rows in by_key(tasks.stream[known])}
     for number, rows in by_key(events.on_stream):
@@ -390,7 +390,7 @@ def waited_for(
         which = which[open_ones[which]]
         open_ones[which] = False
         add_last(which, streams.get(number, known[:0]))
-    whole = np.flatnonzero(open_ones & ~own & of_devices[call])
+    whole = np.flatnonzero(open_ones & of_devices[call])
     if len(streams) <= _STREAMS:
         for rows in streams.values():
             add_last(whole, rows)

@@ -84,7 +84,7 @@ class Schedule:
 
     def __init__(self, time_ns: Ints, takes_ns: Ints, edges: Edges) -> None:
         reached = time_ns[edges.source] + np.where(edges.behind, takes_ns[edges.source], 0)
-        fits = reached <= time_ns[edges.target] + ROUNDING_NS
+        fits = reached + np.minimum(edges.lag_ns, 0) <= time_ns[edges.target] + ROUNDING_NS
         fits &= edges.source < edges.target
         self.dropped = edges.take(~fits)
         kept = np.flatnonzero(fits)
