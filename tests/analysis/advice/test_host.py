@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests.analysis.advice.faulty_runs import MS, US, FaultyRun, advice, findings_by_kind, saving_ns
-from unified_prof.explain.advice.device_context import analyzed_steps
 
 
 def launches(path: Path, *, every: int, kernel: int, count: int = 100, takes: int = 2 * US) -> Path:
@@ -243,14 +242,21 @@ def test_warm_up_step_is_not_analyzed(tmp_path: Path) -> None:
     assert result.steps == 3
 
 
-def test_first_step_and_steps_over_three_medians_are_not_analyzed() -> None:
-    lengths = (100, 90, 100, 100, 300, 301)
-    assert analyzed_steps(lengths, lengths) == [1, 2, 3, 4]
-
-
-def test_steps_that_are_long_only_on_the_host_are_analyzed() -> None:
-    """Every second step waits for two batches, or for the device."""
-    assert analyzed_steps((1, 38, 1, 38, 1), (20, 18, 20, 19, 20)) == [1, 2, 3, 4]
+@pytest.mark.parametrize(("waits", "analyzed"), [(False, 3), (True, 4)])
+def test_steps_over_three_medians_are_not_analyzed_unless_the_host_waits(
+    waits: bool, analyzed: int, tmp_path: Path
+) -> None:
+    """Workers deliver several batches at once: the step that waits for them is no exception."""
+    with FaultyRun(tmp_path / "run.db") as run:
+        begin = 0
+        for step, length in enumerate((100 * US, 90 * US, 100 * US, 310 * US, 100 * US)):
+            end = begin + length
+            run.step(step, begin, end)
+            name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
+            run.call(begin, end - 80 * US, name if waits else "aten::add")
+            run.kernel(step * 150 * US, (step + 1) * 150 * US, launched=end - 80 * US)
+            begin = end
+    assert advice(tmp_path / "run.db").steps == analyzed
 
 
 def test_kernels_shorter_than_their_launches_are_named(tmp_path: Path) -> None:

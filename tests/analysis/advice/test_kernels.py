@@ -293,18 +293,32 @@ def test_fills_of_zero_grad_are_no_unfused_optimizer(tmp_path: Path) -> None:
     assert "fills" in findings_by_kind(path)
 
 
-@pytest.mark.parametrize(("passes", "embedding"), [(7, True), (7, False), (2, False)])
+def test_costly_operations_cost_their_time_on_a_device(tmp_path: Path) -> None:
+    """Attention with a cache that `cat` copies for each token."""
+    with FaultyRun(tmp_path / "run.db") as run:
+        for step in range(5):
+            begin = step * 10 * MS
+            run.step(step, begin, begin + 10 * MS)
+            run.call(begin, begin + 20 * US, "aten::cat")
+            run.kernel(begin + 10 * US, begin + 3 * MS, launched=begin + US, op_type="aten::cat")
+            run.call(begin + 30 * US, begin + 50 * US, "aten::mm")
+            times = begin + 3 * MS, begin + 9 * MS
+            run.kernel(*times, launched=begin + 35 * US, takes=US, op_type="aten::mm")
+            run.api(begin + 60 * US, begin + 10 * MS, "cudaDeviceSynchronize")
+    finding = findings_by_kind(tmp_path / "run.db")["costly_operation"]
+    assert saving_ns(finding) == pytest.approx(3 * MS, rel=0.02)
+    assert "static cache" in finding.advice
+
+
+@pytest.mark.parametrize("passes", [7, 2])
 def test_large_optimizer_that_reads_all_parameters_often_costs_half_of_its_time(
-    tmp_path: Path, passes: int, embedding: bool
+    tmp_path: Path, passes: int
 ) -> None:
     with FaultyRun(tmp_path / "run.db") as run:
         for step in range(5):
             begin = step * 10 * MS
             run.step(step, begin, begin + 10 * MS)
-            if embedding:
-                run.call(begin, begin + 9 * US, "aten::_embedding_bag_dense_backward")
-            gradient = "aten::_embedding_bag_dense_backward" if embedding else "aten::mm"
-            run.kernel(begin + 10 * US, begin + 3 * MS, launched=begin, op_type=gradient)
+            run.kernel(begin + 10 * US, begin + 3 * MS, launched=begin, op_type="aten::mm")
             run.call(begin + 100 * US, begin + 2 * MS, "Optimizer.step#AdamW.step")
             for number in range(passes):
                 launched = begin + 100 * US + number * 2 * US
@@ -319,7 +333,35 @@ def test_large_optimizer_that_reads_all_parameters_often_costs_half_of_its_time(
     assert (finding is not None) == (passes > 2)
     if finding is not None:
         assert saving_ns(finding) == pytest.approx(3.5 * MS, rel=0.01)
-        assert ("sparse=True" in finding.advice) == embedding
+
+
+@pytest.mark.parametrize("rows_ns", [200 * US, 2 * MS])
+def test_dense_gradients_of_large_embeddings_cost_zeros_and_updates_of_all_rows(
+    tmp_path: Path, rows_ns: int
+) -> None:
+    """Fused Adam moves seven times the bytes of a gradient."""
+    with FaultyRun(tmp_path / "run.db") as run:
+        for step in range(5):
+            begin = step * 20 * MS
+            run.step(step, begin, begin + 20 * MS)
+            run.call(begin, begin + 90 * US, "aten::embedding_dense_backward")
+            run.call(begin + 10 * US, begin + 20 * US, "aten::fill_")
+            run.call(begin + 100 * US, begin + 200 * US, "Optimizer.step#AdamW.step")
+            run.call(begin + 120 * US, begin + 190 * US, "aten::_fused_adamw_")
+            fused = {"name": "FusedAdamMathFunctor", "op_type": "aten::_fused_adamw_"}
+            gradient, at = {"op_type": "aten::embedding_dense_backward"}, begin + MS
+            for launched, takes, kernel in (
+                (15 * US, MS, {"op_type": "aten::fill_"}),
+                (50 * US, rows_ns, gradient),
+                (150 * US, 10 * MS, fused),
+            ):
+                run.kernel(at, at + takes, launched=begin + launched, takes=US, **kernel)
+                at += takes
+            run.api(begin + 300 * US, begin + 20 * MS, "cudaDeviceSynchronize")
+    finding = findings_by_kind(tmp_path / "run.db").get("dense_embedding")
+    assert (finding is not None) == (rows_ns < MS)
+    if finding is not None:
+        assert saving_ns(finding) == pytest.approx((1 + 7) * MS, rel=0.01)
 
 
 def test_recomputed_kernels_cost_their_time(tmp_path: Path) -> None:

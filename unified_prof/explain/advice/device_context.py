@@ -152,8 +152,7 @@ class DeviceContext:
         self.device = device
         self.device_id = None if device is None else recording.device_numbers[device]
         self.claimed = intervals.EMPTY
-        host_ns = [end_ns - begin_ns for _, begin_ns, end_ns in recording.steps]
-        self.analyzed = analyzed_steps(host_ns, recording.step_lengths_ns)
+        self.analyzed = analyzed_steps(recording)
 
     @cached_property
     def explained(self) -> Flags:
@@ -498,6 +497,17 @@ class DeviceContext:
         """Mask of the tasks that an optimizer step launched."""
         return kernel_classes.in_optimizer(self.recording, self.tasks.row)
 
+    def launched_in(self, wanted: Callable[[str], bool]) -> Flags:
+        """Return a mask of the tasks that were launched within ranges of given names."""
+        framework = self.recording.framework
+        if framework is None:
+            return np.zeros(len(self.tasks), bool)
+        ranges = np.zeros(len(framework), bool)
+        ranges[framework.matching(wanted)] = True
+        found = framework.innermost(self.recording.work.connection.to_array(), ranges)
+        result: Flags = found[self.tasks.row] >= 0
+        return result
+
     @cached_property
     def is_compiled(self) -> bool:
         """True if the program uses torch.compile."""
@@ -671,18 +681,28 @@ class DeviceContext:
         )
 
 
-def analyzed_steps(host_ns: Sequence[int], device_ns: Sequence[int]) -> list[int]:
+def analyzed_steps(recording: Recording) -> list[int]:
     """Return the steps to analyze: not the first of several, and no extremely long ones.
 
-    The host waits in one step for several before it: such a step is not long on the device.
+    A step may be long on the host because it waits for several batches, or for the device.
     """
-    lengths = np.array([host_ns, device_ns], np.int64)
-    kept = (lengths > 0).all(axis=0)
-    if len(host_ns) >= MIN_STEPS_WITH_WARM_UP:
-        kept[0] = False
-        medians = np.median(lengths[:, 1:], axis=1, keepdims=True)
-        kept &= (lengths <= MAX_STEP_MEDIANS * medians).any(axis=0)
-    return np.flatnonzero(kept).tolist()
+    _, begin, end = zip(*recording.steps, strict=True) if recording.steps else ((), (), ())
+    begin_ns, end_ns = np.array(begin, np.int64), np.array(end, np.int64)
+    length = end_ns - begin_ns
+    kept, several = length > 0, len(length) >= MIN_STEPS_WITH_WARM_UP
+    if several and not (usual := _usual_steps(length)).all():
+        host = recording.idle_time.host
+        waits = intervals.union(host.input, host.blocked)
+        on_device = np.array(recording.step_lengths_ns, np.int64)
+        work = length - intervals.covered(waits, begin_ns, end_ns)
+        kept &= usual | (_usual_steps(work) & _usual_steps(on_device))
+    return np.flatnonzero(kept)[int(several and kept[0]) :].tolist()
+
+
+def _usual_steps(length: Ints) -> Flags:
+    """Return a mask of the steps of at most three medians."""
+    result: Flags = length <= MAX_STEP_MEDIANS * float(np.median(length[1:]))
+    return result
 
 
 def matrix_kernels(context: DeviceContext) -> Flags:

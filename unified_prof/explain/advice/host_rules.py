@@ -308,25 +308,31 @@ def _input_ranges(context: DeviceContext) -> list[Evidence]:
 
 
 def costly_operations(context: DeviceContext) -> Iterator[Cause]:
-    """Find operations on a CPU with a cheaper alternative that take much of the time."""
+    """Find operations with a cheaper alternative that take much of the time."""
     framework = context.recording.framework
     assert framework is not None
-    if context.device is not None:
-        return
-    calls = context.ranges(lambda text: costly_name(text) is not None)
-    texts, number = framework.names(calls)
     for name, (what, advice) in COSTLY.items():
-        rows = calls[np.array([costly_name(text) == name for text in [*texts, ""]])[number]]
-        cost = context.clip(framework.start_ns[rows], framework.end_ns[rows]).total_ns
-        if (share := context.share(cost)) >= COSTLY_SHARE:
-            yield context.finding(
-                cost,
-                f"{name}: {what} takes {percent(share)} of the time",
-                kind="costly_operation",
-                advice=advice,
-                sure="possible",
-                figures={"operation": name, "share": round(share, 4)},
-            )
+
+        def is_costly(text: str, name: str = name) -> bool:
+            return costly_name(text) == name
+
+        details: dict[str, Any] = {"kind": "costly_operation", "advice": advice, "sure": "possible"}
+        if context.device is None:
+            calls = context.ranges(is_costly)
+            cost = context.clip(framework.start_ns[calls], framework.end_ns[calls]).total_ns
+        else:
+            rows = np.flatnonzero(context.matches(context.operator, is_costly))
+            cost = context.busy_ns(rows)
+        share = context.share(cost)
+        if share < COSTLY_SHARE:
+            continue
+        text = f"{name}: {what} takes {percent(share)} of the time"
+        details["figures"] = {"operation": name, "share": round(share, 4)}
+        if context.device is None:
+            yield context.finding(cost, text, **details)
+        else:
+            context.explained[rows] = True
+            yield context.tasks_finding(text, rows, least=WARN_SHARE, **details)
 
 
 def late_work(context: DeviceContext) -> Iterator[Cause]:

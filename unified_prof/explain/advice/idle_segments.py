@@ -81,6 +81,10 @@ COSTLY = {
     "stack": ("stacking of many tensors", "keep the data in one tensor, and index it"),
     "sort": ("a full sort", "use torch.topk if only the largest or smallest values are used"),
     "unique": ("a sort for distinct values", "compute it once if its input stays the same"),
+    "cat": (
+        "copying of all inputs, for example to append to a KV cache,",
+        "write into a tensor that is allocated once (static cache)",
+    ),
     "one_hot": ("one-hot vectors", "index, or use an embedding: x[index] is one_hot(index) @ x"),
 }
 _COSTLY_NAMES = {

@@ -125,12 +125,53 @@ def casts_and_copies(context: DeviceContext) -> Iterator[Cause]:
     )
 
 
+# Times that an optimizer reads or writes a parameter: fused Adam, or each of several operations.
+_FUSED_PASSES, _PASSES = 7, 2
+DENSE_SHARE = 0.10  # Minimum share of the time of dense gradients of embeddings.
+
+
+def _dense_embedding(context: DeviceContext, fill: Flags) -> Iterator[Cause]:
+    """Find embeddings whose gradients are mostly zeros, with which an optimizer updates all rows.
+
+    The optimizer moves the bytes of a filled gradient several times.
+    """
+    kernels, length = context.tasks.kind == KERNEL, context.tasks.length_ns
+    inside = context.launched_in(names.UPDATES_EMBEDDING) & kernels
+    zeros, updates = inside & fill, context.in_optimizer & kernels & ~fill
+    fill_ns, all_ns = int(length[zeros].sum()), int(length[updates].sum())
+    # Writing the rows of the batch takes longer if they are most of the table.
+    if fill_ns <= length[inside & ~fill].sum() or not all_ns:
+        return
+    several = len(np.unique(context.operator[updates])) * _PASSES
+    fused = context.matches(context.kernel, names.FUSED_ADAM)[updates].any()
+    share = min(fill_ns * (_FUSED_PASSES if fused else several) / all_ns, 1.0)
+    rows = np.flatnonzero(zeros | updates)
+    lost_ns = length[rows] * np.where(zeros[rows], 1.0, share)
+    if context.share(float(lost_ns.sum())) < DENSE_SHARE:
+        return
+    context.explained[zeros] = True
+    yield context.tasks_finding(
+        f"dense embedding gradients: {percent(context.share(float(lost_ns.sum())))} of the time, "
+        "gradients are filled with zeros and all rows are updated",
+        rows,
+        lost_ns,
+        kind="dense_embedding",
+        advice="pass sparse=True to these embeddings, with SGD or SparseAdam, or use tables that "
+        "are updated in the backward pass (torchrec, FBGEMM)",
+        sure="likely",
+        least=WARN_SHARE,
+        figures={"fill_ns": fill_ns, "optimizer_share": round(share, 4)},
+    )
+
+
 def fills(context: DeviceContext) -> Iterator[Cause]:
     """Find kernels that set memory to a constant."""
+    fill = context.matches(context.operator, names.FILL_OPERATION)
+    yield from _dense_embedding(context, fill)
     yield from _avoidable_kernels(
         context,
         "fills with zeros or another constant",
-        context.matches(context.operator, names.FILL_OPERATION),
+        fill & ~context.explained,
         advice="use zero_grad(set_to_none=True), torch.empty instead of torch.zeros where all of "
         "it is written, and keep constant tensors",
     )
@@ -394,7 +435,7 @@ def low_occupancy(context: DeviceContext) -> Iterator[Cause]:
     few &= ~context.matches(context.operator, names.has_few_blocks)
     rows = np.flatnonzero(few)
     kernel_ns = context.busy_ns(rows)
-    lost = tasks.length_ns[rows] * (1 - blocks[rows])
+    lost = np.maximum(tasks.length_ns[rows] - TAIL_NS, 0) * (1 - blocks[rows])
     if context.share(kernel_ns) < LOW_OCCUPANCY_SHARE:
         return
     units = (
@@ -522,15 +563,12 @@ def _many_passes(context: DeviceContext, selected: Flags) -> Iterator[Cause]:
     passes, busy_ns = len(np.unique(context.operator[rows])), context.busy_ns(rows)
     if passes < MIN_PASSES or context.share(busy_ns) < PASSES_SHARE:
         return
-    advice = "pass fused=True to the optimizer"
-    if context.matches(context.operator, names.UPDATES_EMBEDDING).any():
-        advice += ", sparse=True to large embedding tables: dense gradients update all rows"
     yield context.tasks_finding(
         f"unfused optimizer: {percent(context.share(busy_ns))} of the time, {passes} operations "
         "that each read and write the parameters or their state",
         rows,
         TRAFFIC_SHARE * context.tasks.length_ns[rows],
-        advice=advice,
+        advice="pass fused=True to the optimizer",
         sure="likely",
         least=WARN_SHARE,
         figures={"kernels": len(rows), "busy_ns": busy_ns, "operations": passes},
