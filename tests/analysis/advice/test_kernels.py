@@ -348,10 +348,14 @@ def test_dense_gradients_of_large_embeddings_cost_zeros_and_updates_of_all_rows(
             run.call(begin + 10 * US, begin + 20 * US, "aten::fill_")
             run.call(begin + 100 * US, begin + 200 * US, "Optimizer.step#AdamW.step")
             run.call(begin + 120 * US, begin + 190 * US, "aten::_fused_adamw_")
-            fused = {"name": "FusedAdamMathFunctor", "op_type": "aten::_fused_adamw_"}
-            gradient, at = {"op_type": "aten::embedding_dense_backward"}, begin + MS
+            fused: dict[str, Any] = {
+                "name": "FusedAdamMathFunctor",
+                "op_type": "aten::_fused_adamw_",
+            }
+            gradient: dict[str, Any] = {"op_type": "aten::embedding_dense_backward"}
+            at = begin + MS
             for launched, takes, kernel in (
-                (15 * US, MS, {"op_type": "aten::fill_"}),
+                (15 * US, MS, {**gradient, "op_type": "aten::fill_"}),
                 (50 * US, rows_ns, gradient),
                 (150 * US, 10 * MS, fused),
             ):

@@ -696,7 +696,8 @@ def analyzed_steps(recording: Recording) -> list[int]:
         on_device = np.array(recording.step_lengths_ns, np.int64)
         work = length - intervals.covered(waits, begin_ns, end_ns)
         kept &= usual | (_usual_steps(work) & _usual_steps(on_device))
-    return np.flatnonzero(kept)[int(several and kept[0]) :].tolist()
+    analyzed: list[int] = np.flatnonzero(kept).tolist()
+    return analyzed[1:] if several and kept[0] else analyzed
 
 
 def _usual_steps(length: Ints) -> Flags:

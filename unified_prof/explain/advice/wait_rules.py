@@ -79,7 +79,7 @@ def exposed_copies(context: DeviceContext) -> Iterator[Cause]:
         "keep the data on the device",
         sure="certain",
         change=context.saving(np.flatnonzero(copies), alone_ns)
-        | _without_calls(context.recording, call[call >= 0]),
+        | _without_calls(context.recording, call[call >= 0].astype(np.int64)),
         least=WARN_SHARE,
         figures={
             "exposed_ns": cost,

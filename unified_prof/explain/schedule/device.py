@@ -378,7 +378,8 @@ def waited_for(
 
     of_devices = calls.matching(recording.strings, names.SYNCHRONIZES_DEVICE)
     copies = np.flatnonzero(np.isin(tasks.call, call[own]))
-    result.append((Lookup(np.where(own, call, NOWHERE)).rows(tasks.call[copies]), copies))
+    copied = Lookup(np.where(own, call, NOWHERE)).rows(tasks.call[copies])
+    result.append((copied.astype(np.int64), copies))
     events = host_calls.call_waits(recording.source, calls, call)
     its = _LaunchOrder(tasks).before(events.awaited_stream, events.recorded_ns)
     result.append((events.call[its != NOWHERE], its[its != NOWHERE]))
