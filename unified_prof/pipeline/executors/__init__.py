@@ -176,6 +176,9 @@ def _in_batches(
 
     `pool.max_pending()` tasks are kept pending. A task is one item until the time per item is
     known; then as many items as take `task_s`.
+
+    Raises:
+        EngineError: the tasks were cancelled.
     """
     remaining = iter(pairs)
     pending: dict[Future[Any], list[Item]] = {}
@@ -194,34 +197,20 @@ def _in_batches(
                 pool.check()
             for future in done:
                 items = pending.pop(future)
-                answer, batch_s = _result(pool, future)
-                if not isinstance(answer, WorkerDied):
-                    seconds, count = seconds + batch_s, count + len(items)
-                    size = max(1, min(_MAX_BATCH, int(task_s * count / (seconds + 1e-9))))
+                if future.cancelled():  # all tasks are
+                    pool.check()
+                    text = "a task was cancelled by the scheduler or another client"
+                    raise EngineError(text, slug="cancelled")
+                if isinstance(err := future.exception(), WorkerDied):
+                    yield items, err
+                    continue
+                answer, batch_s = future.result()
+                seconds, count = seconds + batch_s, count + len(items)
+                size = max(1, min(_MAX_BATCH, int(task_s * count / (seconds + 1e-9))))
                 yield items, answer
     finally:
         for future in pending:
             future.cancel()
-
-
-def _result(pool: WorkerPool, future: Future[Any]) -> tuple[Any, float]:
-    """Return the result of a task and its CPU time in seconds.
-
-    Raises:
-        EngineError: the task was cancelled, which means that all tasks are cancelled.
-    """
-    if future.cancelled():
-        pool.check()
-        raise EngineError(
-            "a task was cancelled by the scheduler or another client", slug="cancelled"
-        )
-    err = future.exception()
-    if isinstance(err, WorkerDied):
-        return err, 0.0
-    if err is not None:
-        raise err
-    results, seconds = future.result()
-    return results, seconds
 
 
 def _run_batch(

@@ -219,13 +219,26 @@ def check_versions(client: Any, name: str) -> list[str]:
             f"{name} does not report the versions of its workers: {err}", slug="worker-version"
         ) from err
     local = _versions(found["client"])
+    here = platform.python_version()
     remarks: dict[str, list[str]] = {}
     sides = {"the scheduler": found["scheduler"]}
     sides.update({f"worker {address}": facts for address, facts in found["workers"].items()})
     for side, facts in sides.items():
         theirs = _versions(facts)
-        if side != "the scheduler":
-            _check_worker(side, theirs)
+        if side != "the scheduler" and (version := theirs.get("unified_prof")) != VERSION:
+            has = f"has uprof {version}" if version else "has no uprof"
+            raise EngineError(
+                f"{side} {has}, expected {VERSION} as on this machine",
+                hint="install the same version for the workers, and restart them",
+                slug="worker-version",
+            )
+        there = theirs.get("python", here)
+        if side != "the scheduler" and there.split(".")[:2] != here.split(".")[:2]:
+            raise EngineError(
+                f"{side} runs Python {there}, expected {here} as on this machine",
+                hint="start workers with the same Python",
+                slug="worker-version",
+            )
         for package in ("distributed", "dask", "msgpack", "cloudpickle"):
             if theirs.get(package) != local.get(package):
                 remark = f"{package} {theirs.get(package)} instead of {local.get(package)} here"
@@ -234,24 +247,6 @@ def check_versions(client: Any, name: str) -> list[str]:
         f"{sides[0] + (f' and {len(sides) - 1} more' if len(sides) > 1 else '')}: {remark}"
         for remark, sides in remarks.items()
     ]
-
-
-def _check_worker(side: str, theirs: Mapping[str, str]) -> None:
-    if (version := theirs.get("unified_prof")) != VERSION:
-        has = f"has uprof {version}" if version else "has no uprof"
-        raise EngineError(
-            f"{side} {has}, expected {VERSION} as on this machine",
-            hint="install the same version for the workers, and restart them",
-            slug="worker-version",
-        )
-    here = platform.python_version()
-    there = theirs.get("python", here)
-    if there.split(".")[:2] != here.split(".")[:2]:
-        raise EngineError(
-            f"{side} runs Python {there}, expected {here} as on this machine",
-            hint="start workers with the same Python",
-            slug="worker-version",
-        )
 
 
 def _versions(facts: Mapping[str, Any]) -> dict[str, str]:
