@@ -198,7 +198,6 @@ def gate(
 
 
 def _warn(*sides: Overview, printer: Printer) -> None:
-    """Warn about missing ranks."""
     for one in sides:
         if one.missing:
             printer.warning(f"{one.run.path}: {one.coverage}")

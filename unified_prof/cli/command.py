@@ -138,8 +138,6 @@ class _PathType(click.Path):
 
 
 class _NumberType(click.ParamType[Any]):
-    """Number within limits."""
-
     def __init__(self, kind: type[int] | type[float], low: float | None, high: float | None):
         self.name = "integer" if kind is int else "float"
         self._kind, self._low, self._high = kind, low, high

@@ -168,7 +168,6 @@ def _compare_each(given: WorkloadPairs, how: _Shown) -> _Comparison:
 
 
 def _compare(base: Sequence[Path], new: Sequence[Path], how: _Shown) -> _Comparison:
-    """Compare two sides of any kind."""
     from unified_prof.compare import device_diff
     from unified_prof.report import device_documents
     from unified_prof.report.formats import DeviceRequest
@@ -209,7 +208,6 @@ def _compare(base: Sequence[Path], new: Sequence[Path], how: _Shown) -> _Compari
 
 
 def _compare_samples(before: Side, after: Side, how: _Shown) -> _Comparison:
-    """Compare tracked workloads."""
     from unified_prof.report import operation_difference
 
     cli.refuse(

@@ -264,8 +264,6 @@ def _concatenate(pieces: list[dict[str, NDArray[Any]]]) -> dict[str, NDArray[Any
 
 
 class _Texts:
-    """Cache of texts by id."""
-
     def __init__(self, report: Report) -> None:
         self._report = report
         self._known: dict[tuple[str, int], str | None] = {}

@@ -460,7 +460,6 @@ def _numbered(name: str, rows: Iterable[Answer]) -> list[Answer]:
 
 
 def _short(value: Any) -> Any:
-    """Shorten long texts."""
     if isinstance(value, str):
         return value if len(value) <= _MAX_TEXT else f"{value[:_MAX_TEXT]}…"
     if isinstance(value, dict):

@@ -129,8 +129,6 @@ def _is_known(path: Path) -> bool:
 
 
 class _Work:
-    """One run of `anonymize`."""
-
     def __init__(self, result: Anonymized, progress: Callable[[str], None]) -> None:
         self.result = result
         self.names = Anonymizer()

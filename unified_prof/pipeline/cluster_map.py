@@ -159,7 +159,6 @@ class _Stored:
     limit: int
 
     def first_steps(self, shared: SharedColumns | None = None, *, whole: bool) -> Partial:
-        """Read the partial; see `read_first_steps`."""
         read = functools.partial(self.folder.read, self.name)
         return partials.read_first_steps(read, self.name, self.limit, shared, whole=whole)
 

@@ -121,11 +121,11 @@ def write_communication(
     path = directory / COMMUNICATION_FILE
     make_directory(path.parent)
     statements = [f"CREATE TABLE {name} ({columns})" for name, columns in _COLLECTIVES.items()]
-    rows: Rows = {name: [] for name in _COLLECTIVES}
-    for collective in collectives:
-        rows["CommAnalyzerTime"].append(collective.times)
-        rows["CommAnalyzerBandwidth"] += collective.bandwidth_rows()
-        rows["CommAnalyzerMatrix"] += collective.link_rows()
+    rows: dict[str, Iterable[Row]] = {
+        "CommAnalyzerTime": (one.times for one in collectives),
+        "CommAnalyzerBandwidth": (row for one in collectives for row in one.bandwidth_rows()),
+        "CommAnalyzerMatrix": (row for one in collectives for row in one.link_rows()),
+    }
     _write(path, statements, rows, overwrite=overwrite)
     return path
 

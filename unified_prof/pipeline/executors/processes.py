@@ -264,7 +264,6 @@ def sigint_blocked() -> Iterator[None]:
 
 
 def _end(pool: Sequence[_Process]) -> None:
-    """End idle processes."""
     for process in pool:
         process.connection.close()  # the process ends when its pipe closes
     deadline = time.monotonic() + _GRACE_S
