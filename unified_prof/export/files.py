@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Literal
 
@@ -17,6 +18,7 @@ from unified_prof.errors import UsageError
 from unified_prof.sqlite.atomic import AtomicFile, output_errors
 from unified_prof.sqlite.statements import Block
 
+_ROWS_AT_ONCE = 32_768  # Rows of a table that are joined for one write.
 _ENCODING = {"encoding": "utf-8", "errors": "surrogateescape", "newline": "\n"}
 
 
@@ -88,11 +90,12 @@ class OutputFiles(Block):
         Blocks of any size have rows without line ends. Each file has `rows_each` rows, the last of
         `names` the remaining ones.
         """
-        rest = _Lines(blocks)
+        rest = chain.from_iterable(blocks)
         for name in names:
             with self.text(name) as text:
                 text.stream.write(f"{header}\n")
-                for lines in rest.take(None if name == names[-1] else rows_each):
+                rows = rest if name == names[-1] else islice(rest, rows_each)
+                while lines := list(islice(rows, _ROWS_AT_ONCE)):
                     text.stream.write("\n".join(lines) + "\n")
                     text.entries += len(lines)
 
@@ -111,26 +114,6 @@ class Text:
 
     stream: IO[str]
     entries: int = 0
-
-
-class _Lines:
-    """Reads a stream of blocks of lines in portions of another size."""
-
-    def __init__(self, blocks: Iterable[Sequence[str]]) -> None:
-        self._blocks = iter(blocks)
-        self._left: Sequence[str] = ()
-
-    def take(self, count: int | None) -> Iterator[Sequence[str]]:
-        """Yield the next `count` lines in blocks; all remaining lines if `count` is None."""
-        while count is None or count > 0:
-            block = self._left or next((one for one in self._blocks if len(one)), ())
-            if not block:
-                return
-            now = block if count is None else block[:count]
-            self._left = block[len(now) :]
-            yield now
-            if count is not None:
-                count -= len(now)
 
 
 @dataclass(frozen=True, slots=True)

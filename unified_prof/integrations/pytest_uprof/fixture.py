@@ -150,20 +150,17 @@ class Uprof:
 
 def _summary(run: Run) -> Measured:
     active, _, _ = exclude_waiting(run, run)
-    medians = {
-        metric: float(np.median(values)) for metric, values in active.totals.items() if len(values)
-    }
-    wall = run.totals.get(TOTAL, ())
 
-    def milliseconds(metric: str) -> float | None:
-        return medians[metric] / NS_PER_MS if metric in medians else None
+    def median(of: Run, metric: str, unit: float = NS_PER_MS) -> float | None:
+        values = of.totals.get(metric, ())
+        return float(np.median(values)) / unit if len(values) else None
 
-    peak = medians.get(PEAK)
+    peak = median(active, PEAK, 1)
     return Measured(
-        milliseconds(TOTAL),
-        milliseconds(FORWARD),
-        milliseconds(BACKWARD),
-        float(np.median(wall)) / NS_PER_MS if len(wall) else None,
+        median(active, TOTAL),
+        median(active, FORWARD),
+        median(active, BACKWARD),
+        median(run, TOTAL),
         None if peak is None else int(peak),
         len(run.totals.get(TOTAL, ())),
         run,
