@@ -108,8 +108,9 @@ class SimulatedRun:
 
     @property
     def step_ns(self) -> float:
-        steps = self.steps[0]
-        return (steps[-1][1] - steps[0][0]) / len(steps)
+        """Mean time of a step on the rank that ends last, for which the next step would wait."""
+        ends = max(steps[-1][1] for steps in self.steps)
+        return (ends - self.steps[0][0][0]) / len(self.steps[0])
 
 
 def simulate(plan: Plan) -> SimulatedRun:

@@ -412,9 +412,11 @@ class Run:
 
     @property
     def step_ms(self) -> float:
-        """Mean time of a step."""
-        marks = [one for one in self.ranks[0].ranges if one[0].startswith("Profiler")]
-        return (marks[-1][2] - marks[0][1]) / len(marks) / MS
+        """Mean time of a step on the rank that ends last, for which the next step would wait."""
+        marks = [
+            [one for one in rank.ranges if one[0].startswith("Profiler")] for rank in self.ranks
+        ]
+        return (max(one[-1][2] for one in marks) - marks[0][0][1]) / len(marks[0]) / MS
 
     def write(self, folder: Path) -> Path:
         """Write one trace per recorded rank."""

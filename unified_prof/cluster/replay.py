@@ -107,11 +107,14 @@ class RankTimeline(Frame):
 
         `cuts` has the reduction of the interval after each mark, from `change.interval_ns`.
         """
-        work = np.full(len(self), change.work.get(rank, 1.0))
+        # The gain is divided by the replayed steps, so nothing before them may change.
+        inside = self.step >= 0
+        work = np.where(inside, change.work.get(rank, 1.0), 1.0)
         for (changed, step), factor in change.work_at.items():
             if changed == rank:
                 work[self.step == step] = factor
-        idle = np.maximum(self.idle_ns - change.gap_ns.get(rank, 0.0) * self.kernels, 0.0)
+        gaps_ns = change.gap_ns.get(rank, 0.0) * self.kernels * inside
+        idle = np.maximum(self.idle_ns - gaps_ns, 0.0)
         own: Floats = self.busy_ns * work + idle
         if cuts:
             marks, cut = np.array(sorted(cuts.items())).T
@@ -399,17 +402,11 @@ class Replay:
     def gain_ns(self, change: ReplayChange) -> float:
         """Return the total time that a change saves over all replayed steps, ns.
 
-        The saving is measured on the first rank, whose step times usually appear in logs; in a long
-        run it is the same on all ranks. If the first rank saves nothing, the saving is measured on
-        the slowest rank that the change does not affect: no rank waits for the last operation of
-        an affected rank.
+        The saving is measured on the rank that ends last, because the next step waits for it; but
+        if the recording of that rank is longer than others, on the first rank.
         """
         before, after = self._graph.ends_ns(), self._graph.ends_ns(change)
-        if gain := before[0] - after[0]:
-            return gain
-        others = [rank for rank in range(len(before)) if rank not in change.ranks]
-        others = others or list(range(len(before)))
-        return max(before[rank] for rank in others) - max(after[rank] for rank in others)
+        return max(before[0] - after[0], max(before) - max(after))
 
     def mark_intervals(self, rank: int, *, idle: bool) -> list[MarkInterval]:
         """Return the intervals of a rank in order, with their idle time or kernel time."""
