@@ -66,6 +66,8 @@ class Plan:
     """Number of data parallel ranks that share a set of experts; 0: no experts."""
     hot: Mapping[int, float] = field(default_factory=dict)
     """Rank -> tokens of its experts relative to the others in its group."""
+    moving: float = 0.0
+    """Tokens of one rank's experts relative to the others; another rank in each step."""
     uneven: float = 0.0
     """Standard deviation of the tokens per expert and call."""
     padded: bool = False
@@ -290,18 +292,24 @@ class _Simulation:
         plan = self.plan
         tokens = np.array([plan.hot.get(rank, 1.0) if self.faulty else 1.0 for rank in ranks])
         tokens *= np.maximum(self.rng.normal(1, plan.uneven, len(ranks)), 0.1)
+        tokens[self.step % len(ranks)] *= plan.moving or 1.0
         tokens /= tokens.mean()
-        self.all_to_all(ranks, np.ones(len(ranks)) if plan.padded else tokens)
+        equal = np.ones(len(ranks))
+        # All ranks send equally many tokens, which arrive when the busiest rank has received its.
+        self.all_to_all(ranks, equal if plan.padded else tokens, equal)
         for rank, share in zip(ranks, tokens.tolist(), strict=True):
             self.work(rank, [("GroupedMatMul", int(400_000 * share))])
-        self.all_to_all(ranks, np.ones(len(ranks)) if plan.padded else tokens)
+        tokens = equal if plan.padded else tokens
+        self.all_to_all(ranks, tokens, tokens)
 
-    def all_to_all(self, ranks: tuple[int, ...], shares: NDArray[np.float64]) -> None:
+    def all_to_all(
+        self, ranks: tuple[int, ...], shares: NDArray[np.float64], sent: NDArray[np.float64]
+    ) -> None:
         begin = [self.now[rank] for rank in ranks]
         real = max(begin)
         move = int(20_000 + SIZE * float(shares.max()) / self.speed(ranks))
         seq = self.number(ranks, "all_to_all")
-        for rank, start, share in zip(ranks, begin, shares.tolist(), strict=True):
+        for rank, start, share in zip(ranks, begin, sent.tolist(), strict=True):
             end = real + move + int(self.rng.integers(0, 1_000))
             self.simulated.wait[rank] += real - start
             row = {"kind": "all_to_all", "group": ranks, "seq": seq, "start": start, "end": end}

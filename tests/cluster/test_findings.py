@@ -35,7 +35,7 @@ SOME = (3, 4, 5)
 
 def true_cost_ms(plan: Plan, run: SimulatedRun) -> float:
     healthy = simulate(
-        replace(plan, slow={}, slow_links={}, slow_host=None, late={}, stops={}, hot={})
+        replace(plan, slow={}, slow_links={}, slow_host=None, late={}, stops={}, hot={}, moving=0)
     )
     return (run.step_ns - healthy.step_ns) / 1e6
 
@@ -359,6 +359,14 @@ def test_load_of_experts_is_measured_by_what_they_send_back() -> None:
 def test_slow_rank_among_experts_is_a_slow_rank() -> None:
     found, _ = findings_of(replace(MOE, slow={5: 1.3}, batches=4))
     assert [(one.kind, one.ranks) for one in found] == [("slow_rank", (5,))]
+
+
+def test_load_that_moves_from_rank_to_rank_is_one_expert_imbalance() -> None:
+    plan = replace(MOE, moving=3.0, steps=8)
+    found, run = findings_of(plan)
+    assert [(one.kind, one.ranks) for one in found] == [("expert_imbalance", tuple(range(8)))]
+    assert found[0].figures["load"] == pytest.approx(3 / (6 / 4), rel=0.07)
+    assert found[0].cost_ms_per_step == pytest.approx(true_cost_ms(plan, run), rel=0.15)
 
 
 def test_experts_with_more_tokens_in_few_steps_are_no_finding() -> None:

@@ -42,7 +42,7 @@ from unified_prof.cluster.rule_context import (
     remove_excess,
     steps_text,
 )
-from unified_prof.cluster.slow_links import SLOW_LINK, slow_links
+from unified_prof.cluster.slow_links import slow_links
 from unified_prof.recording.model import Finding
 
 SLOW_RANK = "slow_rank"
@@ -91,13 +91,12 @@ def find_all(context: RuleContext) -> list[Finding]:
 
 
 def _is_due_to_load(context: RuleContext, candidate: Candidate, loaded: set[int]) -> bool:
-    """Return True if kernels or exchanges are slow because experts get more tokens."""
-    if candidate.kind == SLOW_LINK:  # that of a group; pairs do not exchange tokens
-        return len(candidate.ranks) > 2 and not loaded.isdisjoint(candidate.ranks)
+    """Return True if kernels are slow because experts get more tokens."""
     rank = next(iter(candidate.ranks), NO_VALUE)
-    general = rank in loaded and context.signals.kernels.slower_share[rank] > GENERAL_SLOWNESS
-    is_slow = candidate.kind == SLOW_KERNEL or (candidate.kind == SLOW_RANK and not general)
-    return is_slow and rank in loaded
+    if candidate.kind != SLOW_RANK or rank not in loaded:
+        return candidate.kind == SLOW_KERNEL and rank in loaded
+    peers = context.roles.peers
+    return slowness_in_steps(context.matched, peers, rank, candidate.steps)[2] <= GENERAL_SLOWNESS
 
 
 def slow_ranks(context: RuleContext) -> Iterator[Candidate]:

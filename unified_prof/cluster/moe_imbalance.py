@@ -1,7 +1,8 @@
 """Expert imbalance: experts that always get more tokens than others, so that other ranks wait.
 
 Routers never distribute tokens evenly, and the distribution changes from batch to batch. The rule
-reports only a load that stays above the usual expert capacity.
+reports only a load that stays above the usual expert capacity, or one far above it that moves from
+rank to rank.
 """
 
 from __future__ import annotations
@@ -17,15 +18,16 @@ from unified_prof.cluster.rank_partial import MARK_END, MARK_START
 from unified_prof.cluster.rank_signals import chance_limit
 from unified_prof.cluster.replay import ReplayChange
 from unified_prof.cluster.rule_context import Candidate, RuleContext, join_first
+from unified_prof.cluster.slow_links import PADDED
 
 EXPERT_IMBALANCE = "expert_imbalance"
 # Share of slower kernels above which a rank is slow for another reason than its tokens.
 GENERAL_SLOWNESS = 0.9
 # Minimum ratio of the load to the mean of the group: the usual capacity factor of routers.
 _MIN_LOAD = 1.25
-_MIN_STEPS = 0.75  # Minimum share of the steps in which the load must be that high.
-# Messages whose sizes differ by less than this factor are padded: compare kernel time instead.
-_PADDED = 1.02
+_MIN_STEPS = 0.75  # Minimum share of the steps (or exchanges) in which the load must be that high.
+# Minimum ratio of the highest load in an exchange to the mean, if it is not always the same rank.
+_MIN_MOVING_LOAD = 1.5
 # Minimum ratio of the longest kernel time of a rank to the mean between two exchanges of experts.
 _MIN_EXPERT_RATIO = 1.1
 _KINDS_WITHOUT_EXPERTS = ("tp", "cp", "pp")
@@ -67,10 +69,10 @@ def has_experts(context: RuleContext) -> bool:
 
 def expert_imbalance(context: RuleContext) -> Iterator[Candidate]:
     """Yield the ranks whose experts get more tokens than those of others in their group."""
-    overloaded = [
-        (group, load) for group in _groups(context) for load in _overloaded(context, group)
-    ]
+    found = list(_groups(context))
+    overloaded = [(group, load) for group in found for load in _overloaded(context, group)]
     if not overloaded:
+        yield from _moving_load(context, found)
         return
     loads = sorted((load for _, load in overloaded), key=lambda one: (-one.ratio, one.rank))
     groups = [*{id(group): group for group, _ in overloaded}.values()]
@@ -101,6 +103,27 @@ def expert_imbalance(context: RuleContext) -> Iterator[Candidate]:
     }
     change = _balanced(context, groups)
     text = f"{text}, in every step"
+    yield Candidate(EXPERT_IMBALANCE, ranks, context.steps, change, text, figures)
+
+
+def _moving_load(context: RuleContext, groups: Sequence[_Group]) -> Iterator[Candidate]:
+    """Yield the groups in whose exchanges one rank gets far more tokens, but not always the same."""
+    found = []
+    for group in groups:
+        sent = group.sent[:, _varies(group)]
+        highest = sent.max(axis=0) / np.maximum(sent.mean(axis=0), 1.0)
+        if highest.size and np.quantile(highest, 1 - _MIN_STEPS) >= _MIN_MOVING_LOAD:
+            found.append((group, float(np.median(highest))))
+    if not found:
+        return
+    ranks = sorted({rank for group, _ in found for rank in group.members})
+    load = max(ratio for _, ratio in found)
+    text = (
+        f"expert imbalance: the experts of one of ranks {join_first(context.global_ranks(ranks))} "
+        f"get {load:.2f} times the mean number of tokens, but not always of the same rank"
+    )
+    change = _balanced(context, [group for group, _ in found], each=True)
+    figures = {"load": round(load, 4)}
     yield Candidate(EXPERT_IMBALANCE, ranks, context.steps, change, text, figures)
 
 
@@ -164,7 +187,7 @@ def _work_between(
 def _overloaded(context: RuleContext, group: _Group) -> Iterator[ExpertLoad]:
     """Yield the members that have more load than others in nearly every step."""
     # All ranks send equally many tokens to experts: only what experts send back shows their load.
-    varies = group.sent.max(axis=0) > _PADDED * group.sent.mean(axis=0)
+    varies = _varies(group)
     by_bytes = bool(np.isfinite(group.sent).all()) and bool(varies.any())
     with_experts = _have_experts(group)
     work = group.work[:, with_experts]
@@ -196,28 +219,44 @@ def _have_experts(group: _Group) -> Bools:
     return np.asarray((mean > 0) & (group.work.max(axis=0) > _MIN_EXPERT_RATIO * mean))
 
 
-def _balanced(context: RuleContext, groups: Sequence[_Group]) -> ReplayChange:
-    """Return the change that gives the experts of these groups the same total load.
+def _varies(group: _Group) -> Bools:
+    """Return a mask of the exchanges whose members send different amounts."""
+    return np.asarray(group.sent.max(axis=0) > PADDED * group.sent.mean(axis=0))
 
-    Differences from one exchange to the next remain.
+
+def _balanced(
+    context: RuleContext, groups: Sequence[_Group], *, each: bool = False
+) -> ReplayChange:
+    """Return the change that gives the experts of these groups the same load.
+
+    If `each`, the load is the same in each exchange; otherwise only their totals are the same.
     """
     intervals: dict[tuple[int, int], float] = {}
     transfers: dict[int, float] = {}
     for group in groups:
-        experts = np.flatnonzero(_have_experts(group)).tolist()
-        work = group.work[:, experts].sum(axis=1)
-        for place, rank in enumerate(group.members if work.all() else ()):
+        with_experts = _have_experts(group)
+        experts = np.flatnonzero(with_experts).tolist()
+        factor = _evening(group.work[:, experts], each=each)
+        for place, rank in enumerate(group.members):
             busy = context.matched.partials[rank].marks["busy"]
-            reduction = 1 - float(work.mean() / work[place])
-            for at in experts:
+            for at, share in zip(experts, factor[place].tolist(), strict=True):
                 for mark in range(group.first[place, at], group.last[place, at]):
-                    intervals[rank, mark] = float(busy[mark]) * reduction
+                    intervals[rank, mark] = float(busy[mark]) * (1 - share)
         sent = np.nan_to_num(group.sent)
-        total = sent.sum(axis=1)
-        if not total.all():
-            continue
-        longest = sent.max(axis=0)
-        even = (sent * (total.mean() / total)[:, None]).max(axis=0)
+        back = sent * _varies(group)
+        even = np.where(back > 0, back * _evening(back, each=each), sent)
+        # Experts send back what they have received, which took as long.
+        received, even_received = (
+            np.where(with_experts, np.roll(one, -1, axis=1), 0) for one in (back, even * (back > 0))
+        )
+        longest = np.maximum(sent, received).max(axis=0)
+        after = np.maximum(even, even_received).max(axis=0)
         for at in np.flatnonzero(longest > 0).tolist():
-            transfers[int(group.events[at])] = float(even[at] / longest[at])
+            transfers[int(group.events[at])] = min(float(after[at] / longest[at]), 1.0)
     return ReplayChange(interval_ns=intervals, transfer=transfers)
+
+
+def _evening(load: Floats, *, each: bool) -> Floats:
+    """Return the factors, members x exchanges, that give all members the same load."""
+    total = load if each else np.broadcast_to(load.sum(axis=1, keepdims=True), load.shape)
+    return np.where(total > 0, total.mean(axis=0) / np.where(total > 0, total, 1), 1.0)

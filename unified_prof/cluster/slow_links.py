@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import Floats, Ints, Runs, distinct
+from unified_prof.arrays.grouping import Bools, Floats, Ints, Runs, distinct
 from unified_prof.cluster.matching import MatchedCollectives
 from unified_prof.cluster.rank_partial import NO_VALUE
 from unified_prof.cluster.rank_signals import (
@@ -51,6 +51,8 @@ _MAX_SLOW_NETWORK_SHARE = 0.3  # ... and below which all communication between h
 # Minimum size of a message per device of a host that can reach the bandwidth of the adapters.
 _MIN_NETWORK_BYTES = 4 << 20
 _MIN_ADAPTERS_PER_DEVICE = 0.5  # Some clouds have fewer, or slower, adapters than devices.
+# Messages of an exchange whose sizes differ by less than this factor are equal, or padded.
+PADDED = 1.02
 _MIN_NETWORK_COST_SHARE = 0.01  # Minimum cost of a slow network, as a share of the step.
 
 
@@ -105,7 +107,8 @@ def compare_links(matched: MatchedCollectives, waits: Waits) -> _Measured:
     compared only with their own other steps, because links between hosts are usually slower.
     """
     events = matched.events
-    usable = np.flatnonzero(events.complete & (waits.transfer > 0) & (events.bytes > 0))
+    usable = events.complete & (waits.transfer > 0) & (events.bytes > 0)
+    usable = np.flatnonzero(usable & ~_depends_on_load(matched))
     measured = _Measured([], set())
     if not len(usable):
         return measured
@@ -166,6 +169,21 @@ def compare_links(matched: MatchedCollectives, waits: Waits) -> _Measured:
     measured.slow += [slow for link, slow in always.items() if link not in in_steps]
     measured.uncompared = len(unknown)
     return measured
+
+
+def _depends_on_load(matched: MatchedCollectives) -> Bools:
+    """Return a mask of the exchanges of groups whose members send different amounts.
+
+    They take as long as the busiest rank receives, even if all send equally many bytes.
+    """
+    events = matched.events
+    exchange = matched.is_kind(events.kind, "all_to_all")
+    if not exchange.any():
+        return exchange
+    sent = matched.rows.bytes[: int(events.members.sum())]
+    most, least = (one.reduceat(sent, events.first) for one in (np.maximum, np.minimum))
+    uneven = exchange & (most > PADDED * least)
+    return exchange & np.isin(events.group, events.group[uneven])
 
 
 def _ends(matched: MatchedCollectives, link: int) -> tuple[int, int] | None:
