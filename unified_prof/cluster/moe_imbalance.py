@@ -107,7 +107,7 @@ def expert_imbalance(context: RuleContext) -> Iterator[Candidate]:
 
 
 def _moving_load(context: RuleContext, groups: Sequence[_Group]) -> Iterator[Candidate]:
-    """Yield the groups in whose exchanges one rank gets far more tokens, but not always the same."""
+    """Yield the groups in which one rank gets far more tokens, but not always the same."""
     found = []
     for group in groups:
         sent = group.sent[:, _varies(group)]

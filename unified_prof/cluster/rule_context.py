@@ -22,7 +22,7 @@ from unified_prof.recording.model import Finding
 NS_PER_MS = 1e6
 MIN_STEP_SHARE = 0.002  # Minimum share of a step for a time to count as a symptom.
 # Minimum cost of a finding as a share of the step; parts of watched steps are times of a busy host.
-_MIN_COST_SHARE, _MIN_WATCHED_COST_SHARE = 0.0003, 0.005
+_MIN_COST_SHARE, _MIN_WATCHED_COST_SHARE = 0.001, 0.005
 # Minimum share of a host's ranks with a fault to report the host instead of the ranks.
 _MIN_HOST_SHARE = 0.75
 # Share of a rank's collectives with missing members above which its costs are lower bounds.
