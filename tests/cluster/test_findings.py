@@ -171,6 +171,15 @@ def test_findings_of_npu_and_gpu_recordings_are_equal(change: Mapping[str, objec
     assert len(npu) == 1
 
 
+@pytest.mark.parametrize(("slow", "kinds"), [({}, []), ({5: 1.3}, [("waits_for_absent", (5,))])])
+def test_absent_rank_of_all_groups_is_named_if_others_wait_for_it(
+    slow: dict[int, float], kinds: list[tuple[str, tuple[int, ...]]]
+) -> None:
+    run = simulate(Plan(tp=1, dp=8, pp=1, slow=slow, steps=6, batches=8, buckets=4))
+    found = summarize_run([one for one in partials_of(run) if one.facts.rank != 5]).findings
+    assert [(one.kind, one.ranks) for one in found] == kinds
+
+
 @pytest.mark.parametrize("absent", [(3, 5), (1,), (6, 7, 8)])
 def test_missing_ranks_hide_neither_the_fault_nor_its_cost(
     absent: tuple[int, ...],

@@ -446,7 +446,14 @@ def absent_ranks(context: RuleContext) -> Iterator[Candidate]:
     usable = usable[np.isin(events.step[usable], list(context.steps))]
     if not len(usable):
         return
-    usual = usual_durations(matched, context.waits)
+    usual, least = usual_durations(matched, context.waits), context.waits.least[usable]
+    # If no collective of a size is complete, the shortest one has waited least.
+    keys = np.stack([events.group[usable], events.kind[usable], events.bytes[usable]], 1)
+    place = np.unique(keys, axis=0, return_inverse=True)[1].ravel()
+    shortest = np.full(len(usable), np.iinfo(np.int64).max)
+    np.minimum.at(shortest, place, least)
+    unknown = (usual[usable] >= least) & (least > _MIN_ABSENT_FACTOR * shortest[place])
+    usual[usable[unknown]] = shortest[place[unknown]]
     present = set(matched.ranks)
     waits: dict[tuple[int, ...], dict[int, float]] = {}
     # The first collective of a group includes its setup.
@@ -462,8 +469,15 @@ def absent_ranks(context: RuleContext) -> Iterator[Candidate]:
         by_step[step] = by_step.get(step, 0.0) + late_ns
     steps = max(len(context.steps), 1)
     expected_ns = float(_waits_if_absent(context).max()) / steps
+    # Collectives wait at the same time, and kernels run meanwhile.
+    exposed_ns = np.median(
+        [
+            one.steps["exposed"][np.isin(one.steps["step"], list(context.steps))].sum() / steps
+            for one in matched.partials
+        ]
+    )
     for absent, by_step in waits.items():
-        wait_ns = sum(by_step.values()) / steps
+        wait_ns = min(sum(by_step.values()) / steps, float(exposed_ns))
         if wait_ns < max(_MIN_ABSENT_FACTOR * expected_ns, _MIN_ABSENT_WAIT * context.step_ns):
             continue
         who = f"rank {absent[0]}" if len(absent) == 1 else f"ranks {join_first(absent)}"
@@ -485,15 +499,14 @@ def absent_ranks(context: RuleContext) -> Iterator[Candidate]:
 
 
 def _waits_if_absent(context: RuleContext) -> Floats:
-    """Return the total time that all other ranks wait for each rank in complete collectives, ns.
+    """Return the total time that all other present ranks wait for each rank, ns.
 
     The wait for an absent rank is compared with this.
     """
     events, rows = context.matched.events, context.matched.rows
     result = np.zeros(len(context.matched.ranks))
     usable = np.flatnonzero(
-        events.complete
-        & (events.members > 1)
+        (events.members > 1)
         & ~context.matched.transfers
         & np.isin(events.step, list(context.steps))
     )
