@@ -171,6 +171,20 @@ def test_findings_of_npu_and_gpu_recordings_are_equal(change: Mapping[str, objec
     assert len(npu) == 1
 
 
+def test_cost_is_per_compared_step_if_a_recording_starts_late() -> None:
+    run = simulate(plan := Plan(tp=1, dp=8, pp=1, slow={5: 1.2}, steps=8, batches=8))
+    begin = run.steps[3][4][0]
+    run.kernels[3] = [one for one in run.kernels[3] if one[0] >= begin]
+    run.operations[3] = [one for one in run.operations[3] if one["start"] >= begin]
+    run.steps[3] = run.steps[3][4:]
+    found = partials_of(run)
+    for part in (found[3].steps, found[3].kernels, found[3].communication):
+        part["step"][:] += 4
+    (one,) = summarize_run(found).findings
+    assert (one.kind, one.ranks, one.steps) == ("slow_rank", (5,), (4, 5, 6, 7))
+    assert one.cost_ms_per_step == pytest.approx(true_cost_ms(plan, run), rel=0.1)
+
+
 @pytest.mark.parametrize(("slow", "kinds"), [({}, []), ({5: 1.3}, [("waits_for_absent", (5,))])])
 def test_absent_rank_of_all_groups_is_named_if_others_wait_for_it(
     slow: dict[int, float], kinds: list[tuple[str, tuple[int, ...]]]

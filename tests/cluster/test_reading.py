@@ -216,7 +216,7 @@ def test_slowest_group_and_link_are_listed_first(tmp_path: Path) -> None:
         assert row.slowest_group.ranks == (6, 7)
         assert row.transfer_ns == 2 * MS
         worst = overview.links[0]
-        assert (worst.link.src_rank, worst.link.dst_rank) == (2, 6)
+        assert (worst.src_rank, worst.dst_rank) == (2, 6)
         assert worst.ratio == pytest.approx(1 / 3)
 
 

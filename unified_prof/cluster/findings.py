@@ -295,39 +295,23 @@ def _slow_rank(
         "peers_work_ms_per_step": float(work_ns[0]) / factor / NS_PER_MS,
     }
     where, work = steps_text(context, steps), context.kernels
-    amount = f"{factor:.3f}"
-    if error * factor >= 0.02:
-        amount = f"{factor:.2f} ± {error * factor:.2f}"
+    kind = SLOW_RANK if host is None else SLOW_HOST
+    amount, others = f"take up to {factor:.2f}", f"other ranks with the same {peers}"
     if host is not None:
-        kind = SLOW_HOST
-        text = (
-            f"slow host {host}: {work} of {len(ranks)} of its ranks take up to {factor:.2f} "
-            f"times as long{where} as those of ranks with the same {peers} on other hosts"
-        )
+        who = f"slow host {host}: {work} of {len(ranks)} of its ranks"
+        others = f"ranks with the same {peers} on other hosts"
     elif len(ranks) > 1:
-        kind = SLOW_RANK
-        text = (
-            f"slow {work}: ranks {join_first(context.global_ranks(ranks))}: their {work} take up "
-            f"to {factor:.2f} times as long{where} as those of other ranks with the same {peers}"
-        )
+        who = f"slow {work}: ranks {join_first(context.global_ranks(ranks))}: their {work}"
     else:
-        kind = SLOW_RANK
-        text = (
-            f"slow {work}: {context.describe(worst)}: its {work} take {amount} times as long"
-            f"{where} as those of other ranks with the same {peers}"
-        )
+        who = f"slow {work}: {context.describe(worst)}: its {work}"
+        is_exact = error * factor < 0.02
+        amount = f"take {factor:.3f}" if is_exact else f"take {factor:.2f} ± {error * factor:.2f}"
+    text = f"{who} {amount} times as long{where} as those of {others}"
     if trend := _trend(context, worst):
         figures["trend"] = [round(value, 4) for value in trend]
         text += f", rising from {trend[0]:.2f} to {trend[1]:.2f} times over the recorded steps"
-    return Candidate(
-        kind,
-        ranks,
-        tuple(steps),
-        change,
-        text,
-        figures,
-        bound_ns=float(work_ns[0]) * (1 - 1 / factor),
-    )
+    bound_ns = float(work_ns[0]) * (1 - 1 / factor)
+    return Candidate(kind, ranks, tuple(steps), change, text, figures, bound_ns=bound_ns)
 
 
 def _trend(context: RuleContext, rank: int) -> tuple[float, float] | None:

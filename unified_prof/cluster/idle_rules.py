@@ -393,17 +393,8 @@ def _scattered_pauses(context: RuleContext, pauses: Sequence[Candidate]) -> list
     )
     figures = {"pauses": count, "late_ms": late_ms[len(late_ms) // 2]}
     change = ReplayChange.merge([pause.change for pause in pauses])
-    return [
-        Candidate(
-            SCATTERED_PAUSES,
-            ranks,
-            steps,
-            change,
-            text,
-            figures,
-            bound_ns=max(pause.bound_ns for pause in pauses),
-        )
-    ]
+    bound = max(pause.bound_ns for pause in pauses)
+    return [Candidate(SCATTERED_PAUSES, ranks, steps, change, text, figures, bound_ns=bound)]
 
 
 def _location(context: RuleContext, interval: tuple[int, int]) -> str:
@@ -470,12 +461,9 @@ def absent_ranks(context: RuleContext) -> Iterator[Candidate]:
     steps = max(len(context.steps), 1)
     expected_ns = float(_waits_if_absent(context).max()) / steps
     # Collectives wait at the same time, and kernels run meanwhile.
-    exposed_ns = np.median(
-        [
-            one.steps["exposed"][np.isin(one.steps["step"], list(context.steps))].sum() / steps
-            for one in matched.partials
-        ]
-    )
+    chosen = [np.isin(one.steps["step"], list(context.steps)) for one in matched.partials]
+    exposed = (one.steps["exposed"] for one in matched.partials)
+    exposed_ns = np.median([ns[at].sum() for ns, at in zip(exposed, chosen, strict=True)]) / steps
     for absent, by_step in waits.items():
         wait_ns = min(sum(by_step.values()) / steps, float(exposed_ns))
         if wait_ns < max(_MIN_ABSENT_FACTOR * expected_ns, _MIN_ABSENT_WAIT * context.step_ns):
@@ -486,16 +474,8 @@ def absent_ranks(context: RuleContext) -> Iterator[Candidate]:
             f"recording is missing, for a total of {wait_ns / NS_PER_MS:.2f} ms per step"
         )
         figures = {"wait_ms_per_step": round(wait_ns / NS_PER_MS, 4)}
-        yield Candidate(
-            WAITS_FOR_ABSENT,
-            [],
-            context.steps,
-            ReplayChange(),
-            text,
-            figures,
-            bound_ns=wait_ns,
-            global_ranks=absent,
-        )
+        fault = (WAITS_FOR_ABSENT, (), context.steps, ReplayChange(), text, figures)
+        yield Candidate(*fault, bound_ns=wait_ns, global_ranks=absent)
 
 
 def _waits_if_absent(context: RuleContext) -> Floats:

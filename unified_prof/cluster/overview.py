@@ -77,14 +77,6 @@ class GroupRow:
     slowest_gb_per_s: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class LinkRow:
-    """A link, and the ratio of its bandwidth to that of comparable links."""
-
-    link: LinkRecord
-    ratio: float | None
-
-
 class Overview:
     """Tables of a run; each is computed on first use."""
 
@@ -170,10 +162,9 @@ class Overview:
         return tuple(sorted(rows, key=lambda row: -(row.transfer_ns or 0) - (row.wait_ns or 0)))
 
     @cached_property
-    def links(self) -> tuple[LinkRow, ...]:
+    def links(self) -> tuple[LinkRecord, ...]:
         """Links, the slowest compared with similar ones first."""
-        rows = [LinkRow(link, link.ratio) for link in self.run.links]
-        return tuple(sorted(rows, key=lambda row: (row.ratio is None, row.ratio or 0.0)))
+        return tuple(sorted(self.run.links, key=lambda one: (one.ratio is None, one.ratio or 0.0)))
 
     @property
     def is_watched(self) -> bool:

@@ -157,15 +157,9 @@ def link_parts(src: Ints, dst: Ints, size: Ints, duration: Ints) -> dict[str, In
     pairs = Runs(src, dst)
     heads, counts = pairs.starts, pairs.sizes
     rate = (size * 1_000_000_000) // duration
-    return {
-        "src": src[heads],
-        "dst": dst[heads],
-        "n": counts,
-        "bytes": np.add.reduceat(size, heads),
-        "total": np.add.reduceat(duration, heads),
-        "p50": rate[heads + counts // 2],
-        "p99": rate[heads + counts // 100],
-    }
+    sums = (np.add.reduceat(one, heads) for one in (size, duration))
+    rates = (rate[heads + counts // 2], rate[heads + counts // 100])
+    return partials.named_columns("links", src[heads], dst[heads], counts, *sums, *rates)
 
 
 def step_at(at: Ints, steps: Mapping[str, Ints]) -> Ints:
@@ -190,15 +184,9 @@ def work_by_name(
     step, name, module, duration = step[order], name[order], module[order], duration[order]
     alike = Runs(step, name, module)
     heads = alike.starts
-    return {
-        "step": step[heads],
-        "name": name[heads],
-        "module": module[heads],
-        "n": alike.sizes,
-        "total": np.add.reduceat(duration, heads),
-        "min": np.minimum.reduceat(duration, heads),
-        "max": np.maximum.reduceat(duration, heads),
-    }
+    times = (one.reduceat(duration, heads) for one in (np.add, np.minimum, np.maximum))
+    keys = (one[heads] for one in (step, name, module))
+    return partials.named_columns("kernels", *keys, alike.sizes, *times)
 
 
 def step_time_parts(
@@ -217,16 +205,8 @@ def step_time_parts(
     late = np.full(len(start), NO_VALUE, np.int64)
     if loader is not None:
         late = intervals.covered(intervals.subtract(loader, busy), start, end)
-    return {
-        "step": steps["step"],
-        "start": start,
-        "end": end,
-        "compute": compute_ns,
-        "communication": communication_ns,
-        "exposed": busy_ns - compute_ns,
-        "idle": (end - start) - busy_ns,
-        "input": late,
-    }
+    times = (compute_ns, communication_ns, busy_ns - compute_ns, (end - start) - busy_ns, late)
+    return partials.named_columns("steps", steps["step"], start, end, *times)
 
 
 def cut_at_marks(
@@ -251,15 +231,8 @@ def cut_at_marks(
     if len(time):
         until = np.append(time[1:], max(int(time[-1]), int(last.max(initial=0))))
     lead, work, tail = kernels.mark_intervals(time, until)
-    return {
-        "time": time,
-        "op": op,
-        "what": what,
-        "lead": lead,
-        "busy": work,
-        "tail": tail,
-        "kernels": kernels.begun(time, until),
-    }
+    begun = kernels.begun(time, until)
+    return partials.named_columns("marks", time, op, what, lead, work, tail, begun)
 
 
 class RankDatabase:

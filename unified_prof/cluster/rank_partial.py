@@ -198,6 +198,11 @@ def empty_columns(part: str) -> dict[str, Ints]:
     return {name: np.empty(0, np.int64) for name in PARTIAL_PARTS[part]}
 
 
+def named_columns(part: str, *values: Any) -> dict[str, Ints]:
+    """Return the columns of a part by name."""
+    return dict(zip(PARTIAL_PARTS[part], values, strict=True))
+
+
 class _StoredColumns(Mapping[str, Ints]):
     """The first rows of a part, read from the file of the partial when they are used."""
 

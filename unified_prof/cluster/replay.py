@@ -109,12 +109,13 @@ class RankTimeline(Frame):
         """
         # The gain is divided by the replayed steps, so nothing before them may change.
         inside = self.step >= 0
-        work = np.where(inside, change.work.get(rank, 1.0), 1.0)
+        work = np.full(len(self), 1.0)
+        work[inside] = change.work.get(rank, 1.0)
         for (changed, step), factor in change.work_at.items():
             if changed == rank:
                 work[self.step == step] = factor
-        gaps_ns = change.gap_ns.get(rank, 0.0) * self.kernels * inside
-        idle = np.maximum(self.idle_ns - gaps_ns, 0.0)
+        gap_ns = change.gap_ns.get(rank, 0.0) * inside
+        idle = np.maximum(self.idle_ns - gap_ns * self.kernels, 0.0)
         own: Floats = self.busy_ns * work + idle
         if cuts:
             marks, cut = np.array(sorted(cuts.items())).T

@@ -107,8 +107,8 @@ def compare_links(matched: MatchedCollectives, waits: Waits) -> _Measured:
     compared only with their own other steps, because links between hosts are usually slower.
     """
     events = matched.events
-    usable = events.complete & (waits.transfer > 0) & (events.bytes > 0)
-    usable = np.flatnonzero(usable & ~_depends_on_load(matched))
+    moved = events.complete & (waits.transfer > 0) & (events.bytes > 0)
+    usable = np.flatnonzero(moved & ~_depends_on_load(matched))
     measured = _Measured([], set())
     if not len(usable):
         return measured
@@ -307,15 +307,8 @@ def _slow_network(context: RuleContext) -> Iterator[Candidate]:
     change = ReplayChange(
         transfer={event: min(one / usual, 1) for event, (one, usual, _) in all_slow.items()}
     )
-    yield Candidate(
-        SLOW_NETWORK,
-        range(len(matched.ranks)),
-        context.steps,
-        change,
-        text,
-        figures,
-        min_cost_ns=_MIN_NETWORK_COST_SHARE * context.step_ns,
-    )
+    fault = (SLOW_NETWORK, range(len(matched.ranks)), context.steps, change, text, figures)
+    yield Candidate(*fault, min_cost_ns=_MIN_NETWORK_COST_SHARE * context.step_ns)
 
 
 def _causes(context: RuleContext, link: tuple[int, int] | int, ranks: Sequence[int]) -> set[_Cause]:
@@ -432,18 +425,10 @@ def _common_cause_candidate(
         "direction": direction,
         "links": len(links),
     }
-    change = ReplayChange(
-        transfer={event: 1 / link.ratio for link in links for event in link.events}
-    )
-    return Candidate(
-        SLOW_LINK if kind == "rank" else SLOW_HOST_LINK,
-        involved,
-        tuple(steps),
-        change,
-        text,
-        figures,
-        links=tuple((context.matched.ranks[a], context.matched.ranks[b]) for a, b in sorted(ends)),
-    )
+    transfer = {event: 1 / link.ratio for link in links for event in link.events}
+    change, kind = ReplayChange(transfer=transfer), SLOW_LINK if kind == "rank" else SLOW_HOST_LINK
+    named = tuple((context.matched.ranks[a], context.matched.ranks[b]) for a, b in sorted(ends))
+    return Candidate(kind, involved, tuple(steps), change, text, figures, links=named)
 
 
 def _link_candidate(context: RuleContext, slow: SlowLink) -> Candidate:
@@ -477,17 +462,11 @@ def _link_candidate(context: RuleContext, slow: SlowLink) -> Candidate:
         )
         ring = [rank for rank in group.ranks if rank in ranks]
         links = tuple(zip(ring, [*ring[1:], ring[0]], strict=True))
-    return Candidate(
-        SLOW_LINK,
-        slow.ranks,
-        steps,
-        ReplayChange(transfer=dict.fromkeys(slow.events, 1 / slow.ratio)),
-        text,
-        figures,
-        links=links,
-        # Occasionally slow links that cost nothing are normal in networks.
-        min_cost_ns=MIN_STEP_SHARE * context.step_ns if slow.steps else 0.0,
-    )
+    # Occasionally slow links that cost nothing are normal in networks.
+    least_ns = MIN_STEP_SHARE * context.step_ns if slow.steps else 0.0
+    change = ReplayChange(transfer=dict.fromkeys(slow.events, 1 / slow.ratio))
+    fault = (SLOW_LINK, slow.ranks, steps, change, text, figures)
+    return Candidate(*fault, links=links, min_cost_ns=least_ns)
 
 
 _MIN_CELLS = 4  # Minimum number of per-step medians to determine the usual time.

@@ -27,15 +27,8 @@ Record = TypeVar("Record")
 Checked = TypeVar("Checked")
 # Columns of STEP_RANK with the parts of a step.
 STEP_PARTS = (
-    "compute_ns",
-    "communication_ns",
-    "exposed_communication_ns",
-    "wait_ns",
-    "exposed_wait_ns",
-    "setup_ns",
-    "bubble_ns",
-    "input_late_ns",
-    "idle_ns",
+    *("compute_ns", "communication_ns", "exposed_communication_ns", "wait_ns", "exposed_wait_ns"),
+    *("setup_ns", "bubble_ns", "input_late_ns", "idle_ns"),
 )
 READ_STATES = ("read", "partly")  # Values of RANK.status of ranks that have figures.
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from unified_prof.cluster.overview import GroupRow, LinkRow, Overview, RankRow, StepRow
-from unified_prof.cluster.stored_run import STEP_PARTS, FindingRecord, GroupRecord
+from unified_prof.cluster.overview import GroupRow, Overview, RankRow, StepRow
+from unified_prof.cluster.stored_run import STEP_PARTS, FindingRecord, GroupRecord, LinkRecord
 from unified_prof.report.formats import ClusterRequest
 from unified_prof.report.renderers import csv_text, dump_json
 
@@ -41,7 +41,7 @@ class RankDetail:
     # (step number, `span_ns` and PARTS).
     steps: tuple[tuple[int, dict[str, float | None]], ...]
     groups: tuple[GroupRecord, ...]
-    links: tuple[LinkRow, ...]
+    links: tuple[LinkRecord, ...]
     operations: tuple[RankOperationRow, ...]  # Longest first.
 
     @classmethod
@@ -58,9 +58,7 @@ class RankDetail:
             row,
             _steps(overview, number, step),
             tuple(one for one in overview.run.groups if number in one.ranks),
-            tuple(
-                one for one in overview.links if number in (one.link.src_rank, one.link.dst_rank)
-            ),
+            tuple(one for one in overview.links if number in (one.src_rank, one.dst_rank)),
             _operations(overview, row),
         )
 
@@ -181,9 +179,9 @@ def _rounded_fields(row: StepRow | GroupRow) -> dict[str, Any]:
     }
 
 
-def link_fields(row: LinkRow) -> dict[str, Any]:
+def link_fields(row: LinkRecord) -> dict[str, Any]:
     """Return a link as plain data; times and bytes are sums over the run."""
-    return asdict(row.link) | {"ratio": row.ratio}
+    return asdict(row) | {"ratio": row.ratio}
 
 
 def rounded_times(values: dict[str, float | None]) -> dict[str, int | None]:

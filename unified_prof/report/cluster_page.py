@@ -74,17 +74,17 @@ def heat_cells(overview: Overview) -> dict[str, Any]:
 def link_cells(overview: Overview) -> dict[str, Any]:
     """Return the links as columns, slowest relative to similar links first."""
     rows = overview.links[:_MAX_LINKS]
-    kinds = sorted({row.link.kind for row in rows})
+    kinds = sorted({row.kind for row in rows})
     return {
         "count": len(rows),
         "left_out": len(overview.links) - len(rows),
         "kinds": kinds,
-        "src": encode_varints(np.array([row.link.src_rank for row in rows], np.int64)),
-        "dst": encode_varints(np.array([row.link.dst_rank for row in rows], np.int64)),
-        "kind": encode_varints(np.array([kinds.index(row.link.kind) for row in rows], np.int64)),
-        "bytes": encode_varints(np.array([row.link.bytes for row in rows], np.int64)),
-        "mb_per_s": _encode_column(_column([row.link.gb_per_s_p50 for row in rows]) * 1000),
-        "like_mb_per_s": _encode_column(_column([row.link.like_gb_per_s for row in rows]) * 1000),
+        "src": encode_varints(np.array([row.src_rank for row in rows], np.int64)),
+        "dst": encode_varints(np.array([row.dst_rank for row in rows], np.int64)),
+        "kind": encode_varints(np.array([kinds.index(row.kind) for row in rows], np.int64)),
+        "bytes": encode_varints(np.array([row.bytes for row in rows], np.int64)),
+        "mb_per_s": _encode_column(_column([row.gb_per_s_p50 for row in rows]) * 1000),
+        "like_mb_per_s": _encode_column(_column([row.like_gb_per_s for row in rows]) * 1000),
     }
 
 

@@ -7,14 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from unified_prof.cluster.overview import (
-    GroupRow,
-    LinkRow,
-    Overview,
-    RankRow,
-    StepRow,
-    format_ranges,
-)
+from unified_prof.cluster.overview import GroupRow, Overview, RankRow, StepRow, format_ranges
+from unified_prof.cluster.stored_run import LinkRecord
 from unified_prof.report import names
 from unified_prof.report.cluster_document import RankDetail, RankOperationRow
 from unified_prof.report.document import Column, Document, name_column
@@ -129,20 +123,20 @@ def group_columns(rows: Sequence[GroupRow]) -> list[Column]:
     ]
 
 
-def link_columns(rows: Sequence[LinkRow]) -> list[Column]:
+def link_columns(rows: Sequence[LinkRecord]) -> list[Column]:
     """Return the table of links."""
     where = {0: "within a host", 1: "between hosts", None: "-"}
     return [
-        name_column("link", (f"{row.link.src_rank} -> {row.link.dst_rank}" for row in rows)),
-        name_column("kind", (row.link.kind for row in rows), importance=7),
-        name_column("where", (where[row.link.across_hosts] for row in rows), importance=6),
-        Column("transfers", tuple(names.format_number(row.link.n) for row in rows), importance=4),
-        Column("bytes", tuple(names.format_size(row.link.bytes) for row in rows), importance=5),
-        Column("median", tuple(_rate(row.link.gb_per_s_p50) for row in rows)),
-        Column("slowest", tuple(_rate(row.link.gb_per_s_p99) for row in rows), importance=3),
+        name_column("link", (f"{row.src_rank} -> {row.dst_rank}" for row in rows)),
+        name_column("kind", (row.kind for row in rows), importance=7),
+        name_column("where", (where[row.across_hosts] for row in rows), importance=6),
+        Column("transfers", tuple(names.format_number(row.n) for row in rows), importance=4),
+        Column("bytes", tuple(names.format_size(row.bytes) for row in rows), importance=5),
+        Column("median", tuple(_rate(row.gb_per_s_p50) for row in rows)),
+        Column("slowest", tuple(_rate(row.gb_per_s_p99) for row in rows), importance=3),
         Column(
             "similar links",
-            tuple(_rate(row.link.like_gb_per_s) for row in rows),
+            tuple(_rate(row.like_gb_per_s) for row in rows),
             importance=8,
         ),
         Column("ratio", tuple(_factor(row.ratio) for row in rows), importance=9),
