@@ -66,8 +66,6 @@ class Plan:
     """Number of data parallel ranks that share a set of experts; 0: no experts."""
     hot: Mapping[int, float] = field(default_factory=dict)
     """Rank -> tokens of its experts relative to the others in its group."""
-    lengths: float = 0.0
-    """Standard deviation of the logarithm of the work of a rank from step to step."""
     in_turn: float = 1.0
     """Factor of the kernel times of one rank; another rank in each step."""
     moving: float = 0.0
@@ -129,9 +127,6 @@ class _Simulation:
         self.plan = plan
         rng = np.random.default_rng(plan.seed)
         hosts = -(-plan.world // plan.per_host)
-        lengths = np.random.default_rng(plan.seed + 1).normal(0, 1, (plan.world, plan.steps))
-        self.lengths = np.exp(plan.lengths * lengths)
-        self.lengths[np.arange(plan.steps) % plan.world, np.arange(plan.steps)] *= plan.in_turn
         clock = (rng.normal(0, 1, hosts) * plan.skew_ns).astype(int).tolist()
         groups: dict[tuple[int, ...], str] = {}
         rank = self.rank
@@ -255,11 +250,12 @@ class _Simulation:
         late = self.faulty and self.plan.host(rank) == self.plan.slow_host
         gap = 40_000 if late else 1_500
         slow = self.plan.slow.get(rank, 1.0) if self.faulty else 1.0
+        slow *= self.plan.in_turn if rank == self.step % self.plan.world else 1.0
         for number, (name, usual) in enumerate(kernels):
             if number and (rank, self.step) not in self.between:
                 self.between.add((rank, self.step))
                 self.stop(rank, "kernels")
-            factor = slow * self.lengths[rank, self.step] * self.rng.normal(1, self.plan.noise)
+            factor = slow * self.rng.normal(1, self.plan.noise)
             end = self.now[rank] + int(usual * factor)
             self.simulated.kernels[rank].append((self.now[rank], end, name))
             self.now[rank] = end + gap

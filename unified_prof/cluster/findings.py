@@ -49,7 +49,6 @@ SLOW_RANK = "slow_rank"
 SLOW_HOST = "slow_host"
 SLOW_KERNEL = "slow_kernel"
 UNEQUAL_STAGES = "unequal_stages"
-UNEVEN_WORK = "uneven_work"
 
 # Minimum slowness (logarithm of a ratio) of the kernels of a slow rank; healthy devices of one
 # model differ by up to 2.6 %.
@@ -58,7 +57,7 @@ _MAX_USUAL_SPREAD = 0.015  # Maximum spread between ranks that the slow half of 
 # With fewer ranks, a slow rank and its peer are too large a part of the spread between ranks, which
 # is then measured on the other roles.
 _MIN_RANKS_FOR_SPREAD = 8
-_MIN_MOVING_RANKS = 3  # Minimum number of ranks that are slow, each in its own steps.
+_MIN_RANKS_IN_TURN = 3  # Minimum number of ranks, each slow in other steps, for one finding.
 _MIN_STEPS = 3  # Minimum number of steps to distinguish usual from unusual steps.
 _MIN_STANDARD_ERRORS = 2.0  # Minimum mean slowness of steps in multiples of its standard error.
 # Minimum share of kernel time in slower kinds of kernel for a rank to be slow in general. If a rank
@@ -118,8 +117,8 @@ def slow_ranks(context: RuleContext) -> Iterator[Candidate]:
         worst = max(ranks, key=lambda rank: factors[rank])
         error = float(context.signals.kernels.error[worst])
         yield _slow_rank(context, host, factors, error, context.steps, change)
-    if (uneven := _uneven_work(context, [steps for steps, _, _ in at_times.values()])) is not None:
-        yield uneven
+    if len(at_times) == len({steps for steps, _, _ in at_times.values()}) >= _MIN_RANKS_IN_TURN:
+        yield _slow_in_turn(context, at_times)
         return
     by_steps: dict[tuple[int, ...], list[int]] = {}
     for rank, (steps, _, _) in at_times.items():
@@ -144,40 +143,25 @@ def slow_ranks(context: RuleContext) -> Iterator[Candidate]:
             yield _slow_rank(context, host, factors, at_times[worst][2], steps, change)
 
 
-def _uneven_work(context: RuleContext, slow: Sequence[Sequence[int]]) -> Candidate | None:
-    """Return the candidate for work that differs between ranks, in each step for another one.
-
-    `slow` has the steps in which each of the ranks that are slower only in some steps is slower.
-    """
-    at = context.signals.slowness_at
-    if at.shape[0] < _MIN_MOVING_RANKS or at.shape[1] < _MIN_STEPS or not np.isfinite(at).all():
-        return None
-    if (
-        context.is_watched or context.on_hosts or has_experts(context)
-    ):  # whose work varies without a fault
-        return None
-    away = at - np.median(at, axis=1, keepdims=True)
-    moves = len(slow) >= _MIN_MOVING_RANKS and len({tuple(one) for one in slow}) == len(slow)
-    if not moves and robust_deviation(away) < _MIN_SLOWNESS:
-        return None
-    if not moves:  # all steps differ: the same work can be distributed evenly
-        away -= np.log(np.exp(away).mean(axis=0))
-    above = away > (_MIN_SLOWNESS if moves else 0.0)
-    steps = [context.steps[one] for one in np.flatnonzero(above.any(axis=0)).tolist()]
-    factor = float(np.exp(np.median(away.max(axis=0))))
-    change = ReplayChange(
-        work_at={
-            (rank, context.steps[step]): float(np.exp(-away[rank, step]))
-            for rank, step in np.argwhere(above).tolist()
-        }
-    )
+def _slow_in_turn(
+    context: RuleContext, at_times: Mapping[int, tuple[tuple[int, ...], float, float]]
+) -> Candidate:
+    """Return the candidate for ranks that are slower one after the other."""
+    work_at = {
+        (rank, step): context.healthy_work(rank, factor)
+        for rank, (steps, factor, _) in at_times.items()
+        for step in steps
+    }
+    factor = max(factor for _, factor, _ in at_times.values())
+    steps = tuple(sorted({step for _, step in work_at}))
     text = (
-        f"uneven work: in each step another rank has the most kernel time, {factor:.2f} times that "
-        "of the median rank with its role, as with sequences of different lengths"
+        f"slow {context.kernels} on ranks {join_first(context.global_ranks([*at_times]))}, each in "
+        f"other steps{steps_text(context, steps)}: they take up to {factor:.2f} times as long as "
+        "those of other ranks, as if the longest sequences or other work moved between ranks"
     )
-    ranks = np.flatnonzero(above.any(axis=1)).tolist()
     figures = {"factor": round(factor, 4)}
-    return Candidate(UNEVEN_WORK, ranks, tuple(steps), change, text, figures)
+    change = ReplayChange(work_at=work_at)
+    return Candidate(SLOW_RANK, [*at_times], steps, change, text, figures)
 
 
 def _only_pass(context: RuleContext, number: int) -> RuleContext:
