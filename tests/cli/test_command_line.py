@@ -335,9 +335,6 @@ def test_commands_are_listed_in_order_of_use() -> None:
     assert names[-1] == "doctor"
 
 
-COMMON = {"--force": bool, "--quiet": bool, "--json": bool, "--output": None, "--schema": None}
-
-
 def test_common_options_have_one_short_name_and_one_meaning() -> None:
     helps: dict[str, set[str]] = {}
     for command in COMMANDS.values():

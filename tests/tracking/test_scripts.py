@@ -154,25 +154,6 @@ for _ in range(20):
     ]
 
 
-def test_closure_runs_within_its_iteration(workload: Workload) -> None:
-    workload.write(
-        "main.py",
-        NET
-        + """
-net = Net()
-optimizer = torch.optim.LBFGS(net.parameters(), max_iter=1)
-def closure():
-    optimizer.zero_grad()
-    loss = net(torch.ones(4, 8)).sum()
-    loss.backward()
-    return loss
-for _ in range(8):
-    optimizer.step(closure)
-""",
-    )
-    assert names(workload.tracked()) == ["linear", "relu"]
-
-
 def test_step_skipped_by_the_gradient_scaler_ends_the_iteration(workload: Workload) -> None:
     tracked = workload.track(
         NET

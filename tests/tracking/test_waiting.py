@@ -102,43 +102,46 @@ def test_each_pass_has_its_waiting_time(
     assert max(shares) > 0.9
 
 
-@needs_schedstat
-def test_times_of_operations_exclude_waiting(
-    workload: Workload, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The reported waiting time grows by the duration of `slow`."""
+class Waits:
+    """Waiting times of a thread that grow only when the program calls `wait`."""
+
+    def __init__(self) -> None:
+        self.waited_ns = 0
+
+    def wait(self, seconds: float = 0.02) -> None:
+        begun_ns = time.perf_counter_ns()
+        time.sleep(seconds)
+        self.waited_ns += time.perf_counter_ns() - begun_ns
+
+
+SLOW = """
+class slow(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        torch._test_slow()
+        return x.clone()
+    @staticmethod
+    def backward(ctx, gradient):
+        torch._test_slow()
+        return gradient
+"""
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> Waits:
     import torch
 
-    waited_ns = 0
+    waits = Waits()
+    monkeypatch.setattr(WaitingTime, "read_ns", lambda _: waits.waited_ns)
+    monkeypatch.setattr(torch, "_test_wait", waits.wait, raising=False)
+    monkeypatch.setattr(torch, "_test_slow", lambda: time.sleep(0.02), raising=False)
+    return waits
 
-    def sleep() -> None:
-        nonlocal waited_ns
-        begun_ns = time.perf_counter_ns()
-        time.sleep(0.02)
-        waited_ns += time.perf_counter_ns() - begun_ns
 
-    monkeypatch.setattr(WaitingTime, "read_ns", lambda _: waited_ns)
-    monkeypatch.setattr(torch, "_test_sleep", sleep, raising=False)
-    run = workload.model(
-        """
-        class slow(torch.autograd.Function):
-            @staticmethod
-            def forward(ctx, x):
-                torch._test_sleep()
-                return x.clone()
-            @staticmethod
-            def backward(ctx, gradient):
-                torch._test_sleep()
-                return gradient
-        class Net(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.lin = nn.Linear(8, 8)
-            def forward(self, x):
-                return slow.apply(self.lin(x)).relu()
-        """,
-        reports=("run-time",),
-    )
+@needs_schedstat
+def test_times_of_operations_exclude_waiting(workload: Workload, waits: Waits) -> None:
+    net = NET.replace("self.lin(x)", "slow.apply(self.lin(x)).relu()")
+    run = workload.model(SLOW.replace("_slow", "_wait") + net, reports=("run-time",))
     by_name = {record.name: record for record in run.operations}
     assert min(by_name["slow"].forward_ms) < 10
     assert min(by_name["slow"].backward_ms or [99]) < 10
@@ -149,42 +152,11 @@ def test_times_of_operations_exclude_waiting(
 
 @needs_schedstat
 def test_waiting_before_a_long_operation_is_not_subtracted_from_it(
-    workload: Workload, monkeypatch: pytest.MonkeyPatch
+    workload: Workload, waits: Waits
 ) -> None:
-    """The reported waiting time grows only between two operations; the second one takes 20 ms."""
-    import torch
-
-    waited_ns = 0
-
-    def wait() -> None:
-        nonlocal waited_ns
-        begun_ns = time.perf_counter_ns()
-        time.sleep(0.02)
-        waited_ns += time.perf_counter_ns() - begun_ns
-
-    monkeypatch.setattr(WaitingTime, "read_ns", lambda _: waited_ns)
-    monkeypatch.setattr(torch, "_test_wait", wait, raising=False)
-    monkeypatch.setattr(torch, "_test_work", lambda: time.sleep(0.02), raising=False)
-    run = workload.model(
-        """
-        class slow(torch.autograd.Function):
-            @staticmethod
-            def forward(ctx, x):
-                torch._test_work()
-                return x.clone()
-            @staticmethod
-            def backward(ctx, gradient):
-                return gradient
-        class Net(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.lin = nn.Linear(8, 8)
-            def forward(self, x):
-                x = self.lin(x)
-                torch._test_wait()
-                return slow.apply(x)
-        """,
-        reports=("run-time",),
+    net = NET.replace(
+        "return self.lin(x)", "x = self.lin(x); torch._test_wait(); return slow.apply(x)"
     )
+    run = workload.model(SLOW + net, reports=("run-time",))
     (slow,) = (record for record in run.operations if record.name == "slow")
     assert min(slow.forward_ms) >= 20

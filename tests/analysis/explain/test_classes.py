@@ -27,7 +27,6 @@ from unified_prof.recording.names import (
 )
 
 NATIVE = "void at::native::"
-VECTORIZED = f"{NATIVE}vectorized_elementwise_kernel<4, at::native::"
 SDPA = "aten::scaled_dot_product_attention"
 MULTI_TENSOR = f"{NATIVE}multi_tensor_apply_kernel<TensorListMetadata<2>, BinaryOpListAlphaFunctor>"
 SUM = f"{NATIVE}reduce_kernel<128, 4, at::native::ReduceOp<float, sum_functor<float> > >"
