@@ -190,6 +190,7 @@ def export_ranks(
         ranks = [overview.rank(number).rank for number in _numbers(overview, chosen)]
         found: list[tuple[str, OverTime]] = []
         for rank in ranks:
+            step_window(overview.run, rank, step, ())  # Names a damaged rank before it is opened.
             file = stack.enter_context(rank_runs.fetch_recording(overview, rank))
             ready = reader.reports(file, several=False)
             label = f"rank {rank.rank}" + (f" ({rank.host})" if rank.host else "")
