@@ -126,6 +126,13 @@ def shared() -> Path:
     return folder
 
 
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a new directory, which is the current one."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
 @pytest.fixture(scope="session")
 def browser_of_session() -> Iterator[Browser]:
     """Return the browser of all tests of this process."""

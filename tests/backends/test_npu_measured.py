@@ -163,12 +163,9 @@ def test_workload_killed_during_the_measurement_keeps_complete_iterations(
 
 
 @pytest.mark.slow
-def test_recover_writes_reports_after_everything_was_killed(
-    tmp_path: Path, modules: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_recover_writes_reports_after_everything_was_killed(place: Path, modules: Path) -> None:
     (modules / "sitecustomize.py").write_text(CPU_FOR_NPU)
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "train.py").write_text(TRAINING + "train(100000, 0.05)\n")
+    (place / "train.py").write_text(TRAINING + "train(100000, 0.05)\n")
     options = ["--backend", "npu", "--report", "run-time", "--scope", "project", "-o", "out"]
     command = [sys.executable, "-m", "unified_prof"]
     process = subprocess.Popen(
@@ -177,7 +174,7 @@ def test_recover_writes_reports_after_everything_was_killed(
         stderr=subprocess.DEVNULL,
     )
     deadline = time.monotonic() + 400
-    while not [*tmp_path.glob("out/.uprof*.spool")] and time.monotonic() < deadline:
+    while not [*place.glob("out/.uprof*.spool")] and time.monotonic() < deadline:
         time.sleep(0.05)
     # Everything that uprof started dies with it, as when a machine or a container fails.
     pids = [process.pid, *descendants(process.pid)]
@@ -187,7 +184,7 @@ def test_recover_writes_reports_after_everything_was_killed(
     process.wait()
     result = processes.run(*command, "recover", "out")
     assert result.returncode == 0, result.stderr
-    assert (tmp_path / "out" / "run_time.sqlite").exists()
+    assert (place / "out" / "run_time.sqlite").exists()
 
 
 @pytest.mark.slow
@@ -204,13 +201,12 @@ def test_timeline_and_operations_are_measured_together(
 
 @pytest.mark.slow
 def test_reports_exist_before_the_program_ends_and_get_its_exit_code(
-    tmp_path: Path, modules: Path, monkeypatch: pytest.MonkeyPatch
+    place: Path, modules: Path
 ) -> None:
     (modules / "sitecustomize.py").write_text(CPU_FOR_NPU)
-    monkeypatch.chdir(tmp_path)
     end = "train(40)\nwait_for('out/run_time.sqlite')\nwait_for('out/memory.sqlite')\n"
     end += "print('there' if Path('out/memory.sqlite').exists() else 'not there')\n"
-    (tmp_path / "train.py").write_text(TRAINING + end + "raise SystemExit(3)\n")
+    (place / "train.py").write_text(TRAINING + end + "raise SystemExit(3)\n")
     options = ["--backend", "npu", "--report", "run-time,memory,timeline", "--scope", "project"]
     command = [sys.executable, "-m", "unified_prof", "run", *options, "-o", "out"]
     result = processes.run(*command, "--warmup", "1", "--iterations", "2", "train.py")
@@ -221,5 +217,5 @@ def test_reports_exist_before_the_program_ends_and_get_its_exit_code(
     assert facts["exit_code"] == "3"
     assert facts["finished"]
     assert facts["msprof"].startswith("/")
-    assert len([*tmp_path.glob("out/PROF_*/msprof_*.db")]) == 1
-    assert not [*tmp_path.glob("out/.uprof*")]
+    assert len([*place.glob("out/PROF_*/msprof_*.db")]) == 1
+    assert not [*place.glob("out/.uprof*")]

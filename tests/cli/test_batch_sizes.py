@@ -73,10 +73,7 @@ def test_sizes_run_once_each_in_ascending_order() -> None:
     assert batches.memory_bytes == 2 << 30
 
 
-def test_script_runs_once_for_each_size(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_script_runs_once_for_each_size(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
     script = providers(inputs="print('batch', batch_size); return (torch.ones(batch_size, 4),)")
     Path("net.py").write_text(script)
     words = "run --backend cpu -o out --iterations 2 --batch-sizes 4,2 --memory 1GiB --json net.py"
@@ -95,9 +92,8 @@ def test_script_runs_once_for_each_size(
 
 @pytest.mark.slow
 def test_failing_size_ends_the_series_and_is_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    place: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     failing = "assert batch_size < 4; return (torch.ones(batch_size, 4),)"
     Path("net.py").write_text(providers(inputs=failing))
     words = "run --backend cpu -o out --iterations 2 --batch-sizes 2,4,8 net.py"
@@ -109,9 +105,8 @@ def test_failing_size_ends_the_series_and_is_reported(
 
 
 def test_script_without_providers_has_no_batch_sizes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    place: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     Path("train.py").write_text("import torch\ntorch.ones(3).sum()\n")
     with pytest.raises(SystemExit) as ended:
         main("run --backend cpu -o out --batch-sizes 2,4 train.py".split())

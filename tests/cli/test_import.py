@@ -39,11 +39,10 @@ def tables(report: Path) -> set[str]:
 
 
 def test_report_is_named_after_the_trace_and_written_to_the_working_directory(
-    trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    trace: Path, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     assert uprof("import", trace) == 0
-    assert {"TASK", "STRING_IDS", "PYTORCH_API"} <= tables(tmp_path / "rank0.db")
+    assert {"TASK", "STRING_IDS", "PYTORCH_API"} <= tables(place / "rank0.db")
     printed = capsys.readouterr()
     assert printed.out == ""
     assert "rank0.db" in printed.err

@@ -18,6 +18,8 @@ from tests.sql import execute, run_facts
 from unified_prof.sqlite import atomic, run_spool
 from unified_prof.sqlite.run_spool import Spooled
 
+pytestmark = pytest.mark.usefixtures("place")
+
 TRAINING = """\
 import os, sys, time, torch
 model = torch.nn.Linear(2, 2)
@@ -31,12 +33,6 @@ def train(steps, pause=0.0):
 """
 NAMES = {"run-time": "run_time", "memory": "memory"}
 REPORTS = ["memory.sqlite", "run_time.sqlite"]
-
-
-@pytest.fixture(autouse=True)
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def environment(**more: str) -> dict[str, str]:

@@ -15,6 +15,8 @@ from tests.sql import execute
 from unified_prof import open_report
 from unified_prof.cli.app import main
 
+pytestmark = pytest.mark.usefixtures("place")
+
 # A provider script with replaceable parts.
 PROVIDERS = """\
 import torch
@@ -53,12 +55,6 @@ VALID_PARTS = {
 
 def providers(**changes: str) -> str:
     return PROVIDERS.format(**{**VALID_PARTS, **changes})
-
-
-@pytest.fixture(autouse=True)
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def uprof(*arguments: str) -> int:

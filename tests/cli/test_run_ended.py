@@ -13,6 +13,8 @@ from tests.cli.test_report import uprof
 from tests.conftest import ROOT
 from tests.sql import run_facts
 
+pytestmark = pytest.mark.usefixtures("place")
+
 TRAINING = """\
 import os, sys, time, torch
 model = torch.nn.Linear(2, 2)
@@ -25,12 +27,6 @@ def train(steps):
 """
 STEPS = 16
 """Enough steps for warm-up, two samples of two iterations and memory."""
-
-
-@pytest.fixture(autouse=True)
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def command(*options: str) -> list[str]:

@@ -107,8 +107,7 @@ def test_invalid_workload_arguments_are_usage_errors(
     assert message in capsys.readouterr().err
 
 
-def test_workload_paths_may_contain_colons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_workload_paths_may_contain_colons(place: Path) -> None:
     for name in ("a:b", "c", "a", "b:c", "only:one"):
         Path(name).mkdir()
     assert parse_workloads(["w=only:one:c"])["w"] == ([Path("only:one")], [Path("c")])

@@ -120,9 +120,8 @@ def test_damaged_rank_is_named_by_trace(databases: Path, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("command", [("report", "--by", "idle"), ("trace", "-o", "t.json")])
 def test_commands_for_reports_explain_how_to_open_a_run(
-    run: Path, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    run: Path, command: tuple[str, ...], place: Path
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     done = uprof(command[0], run, *command[1:])
     refused(done, 7, "a cluster run", "--ranks N")
 

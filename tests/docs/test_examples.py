@@ -89,8 +89,7 @@ def test_invalid_option_in_an_example_is_detected() -> None:
 
 
 @pytest.mark.parametrize("block", blocks_with_commands(), ids=lambda block: block.where)
-def test_each_command_parses(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_each_command_parses(block: Block, place: Path) -> None:
     for words in commands_of(block):
         try:
             parse(words)
@@ -124,14 +123,11 @@ def test_python_examples_use_existing_names(block: Block) -> None:
     [block for page in PAGES for block in blocks(page) if block.language in ("toml", "yaml")],
     ids=lambda block: block.where,
 )
-def test_settings_and_job_files_are_well_formed(
-    block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_settings_and_job_files_are_well_formed(block: Block, place: Path) -> None:
     if block.language == "yaml":
         assert importlib.import_module("yaml").safe_load(block.text)
         return
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "pyproject.toml").write_text(block.text, encoding="utf-8")
+    (place / "pyproject.toml").write_text(block.text, encoding="utf-8")
     for command in ("gate", "run", "report"):
         done = uprof(command, "nowhere", "--json")
         assert "wrong-setting" not in done.stderr, done.stderr

@@ -10,7 +10,7 @@ import pytest
 from tests.processes import run
 from tests.sql import run_facts
 
-pytestmark = pytest.mark.forks_of_commands
+pytestmark = [pytest.mark.forks_of_commands, pytest.mark.usefixtures("place")]
 
 TRAINING = """\
 import os
@@ -61,12 +61,6 @@ if rank == 1:
         raise KeyError("of a bug")
     skyline.write_memory = fail
 """
-
-
-@pytest.fixture(autouse=True)
-def working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def torchrun(*options: str, before: str = "", trains: str = "True") -> tuple[int, str, str]:

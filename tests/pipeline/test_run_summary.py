@@ -10,10 +10,7 @@ from unified_prof.pipeline.run_summary import RunSummary
 from unified_prof.pipeline.run_summary import summarize as summary_of_files
 from unified_prof.sqlite import skyline_writer
 
-
-@pytest.fixture(autouse=True)
-def working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("place")
 
 
 def summarize(run: TrackedRun, top: int = 10) -> RunSummary:

@@ -431,12 +431,9 @@ STREAMS: dict[str, Callable[[bytes], bytes]] = {
 
 @pytest.mark.quick(cases=7)
 @pytest.mark.parametrize("ending", [".tar", ".tar.gz", ".zip"])
-def test_every_source_is_imported_from_an_archive(
-    source: Source, ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recording = MAKERS[source.kind](tmp_path / "in")
-    archive = write_archive(recording, tmp_path / f"archive{ending}")
-    monkeypatch.chdir(tmp_path)
+def test_every_source_is_imported_from_an_archive(source: Source, ending: str, place: Path) -> None:
+    recording = MAKERS[source.kind](place / "in")
+    archive = write_archive(recording, place / f"archive{ending}")
     (outcome,) = convert_all([archive])
     assert outcome.error is None
     assert outcome.conversion is not None

@@ -74,11 +74,8 @@ def test_symbolic_links_are_resolved_on_both_sides(tmp_path: Path) -> None:
     assert Project(tmp_path / "real").relative_path(str(tmp_path / "real" / "y.py")) == "y.py"
 
 
-def test_relative_file_names_are_resolved_from_the_working_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    touch(tmp_path / "a" / "b.py")
-    monkeypatch.chdir(tmp_path)
+def test_relative_file_names_are_resolved_from_the_working_directory(place: Path) -> None:
+    touch(place / "a" / "b.py")
     assert Project(Path()).relative_path("a/../a/b.py") == "a/b.py"
 
 

@@ -165,16 +165,13 @@ class Evil:
 
 
 @pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4, 5])
-def test_code_in_a_pickle_is_not_executed(
-    tmp_path: Path, protocol: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_code_in_a_pickle_is_not_executed(place: Path, protocol: int) -> None:
     evil = {"segments": [], "device_traces": [Evil()]}
-    path = tmp_path / "evil.pickle"
+    path = place / "evil.pickle"
     path.write_bytes(b"\x80" + bytes([protocol]) + pickle.dumps(evil, protocol).lstrip(b"\x80"))
     with pytest.raises(RawFormatError, match=r"plain data|damaged"):
         decode(path)
-    assert not (tmp_path / "pwned").exists()
+    assert not (place / "pwned").exists()
 
 
 @pytest.mark.parametrize("value", [OrderedDict(a=1), {1, 2}, bytearray(b"x"), 1j, Path("x")])
