@@ -54,10 +54,12 @@ def main() -> int:
 
 def installed(wheel: Path, python: str, folder: Path) -> Path:
     """Return the interpreter of a new environment with the wheel and its dependencies."""
-    subprocess.run([python, "-m", "venv", folder], check=True)
+    subprocess.run([python, "-m", "venv", "--without-pip", folder], check=True)
     inside = folder / ("Scripts/python.exe" if WINDOWS else "bin/python")
-    pip = [inside, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
-    subprocess.run([*pip, wheel], check=True, env=clean(folder.parent))
+    # The pip of this Python; commands compile only the modules that they import.
+    pip = [sys.executable, "-m", "pip", "--python", inside, "--disable-pip-version-check"]
+    install = [*pip, "install", "-q", "--no-compile", wheel]
+    subprocess.run(install, check=True, env=clean(folder.parent))
     return inside
 
 

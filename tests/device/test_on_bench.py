@@ -46,7 +46,7 @@ def test_process_with_the_device_ends_normally() -> None:
         "model(torch.ones(2, 8, device='bench')).sum().backward()\n"
         "print(model.weight.grad.device)\n"
     )
-    for _ in range(5):  # without waiting for the device
+    for _ in range(3):  # without waiting for the device
         done = python("-c", program, env=bench.environment())
         assert (done.returncode, done.stdout) == (0, "bench:0\n"), done.stderr
 

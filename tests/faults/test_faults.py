@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="uses /proc, /dev/full and mounts"),
 ]
 
-TRIALS = 40
+TRIALS = len(FAULTS)
 
 
 @pytest.mark.slow

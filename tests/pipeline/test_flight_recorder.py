@@ -3,14 +3,13 @@
 import gzip
 import json
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.cli.test_report import uprof
+from tests.processes import python
 from unified_prof.errors import RawFormatError
 from unified_prof.pipeline.flight_recorder import Hang, compare_dumps, dump_files
 
@@ -223,6 +222,7 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 rank = int(os.environ["RANK"])
+os.environ["TORCH_FR_BUFFER_SIZE"] = "100"
 dist.init_process_group("gloo")
 values = torch.ones(4, 3)
 for _ in range(3):
@@ -242,6 +242,7 @@ os._exit(0)
 
 
 @pytest.mark.slow
+@pytest.mark.forks_of_commands
 def test_finds_the_absent_rank_in_dumps_of_torch(tmp_path: Path) -> None:
     """Pickles and JSON files of torch itself, with gloo."""
     c10d = pytest.importorskip("torch._C._distributed_c10d")
@@ -251,17 +252,8 @@ def test_finds_the_absent_rank_in_dumps_of_torch(tmp_path: Path) -> None:
     script.write_text(PROGRAM)
     for name in ("pickle", "json"):
         (tmp_path / name).mkdir()
-    environment = {"TORCH_FR_BUFFER_SIZE": "100", "PATH": "/usr/bin:/bin"}
-    subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3"),
-            *(str(script), str(tmp_path)),
-        ],
-        env=environment,
-        check=True,
-        timeout=400,
-        capture_output=True,
-    )
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3")
+    python(*launcher, script, tmp_path, check=True)
     for name in ("pickle", "json"):
         folder = tmp_path / name
         (found,) = compare_dumps(folder, dump_files(folder)).findings

@@ -234,8 +234,8 @@ def damage_table(path: Path, table: str) -> None:
 
 
 @pytest.mark.slow
-def test_hundred_thousand_streams_are_written_within_two_minutes(tmp_path: Path) -> None:
-    count = 100_000
+def test_thirty_thousand_streams_are_written_within_forty_seconds(tmp_path: Path) -> None:
+    count = 30_000
     ids = np.arange(2 * count)
     with Device(tmp_path / "msprof_1.db") as device:
         names = np.array([device.text(f"kernel_{number}") for number in range(1000)])
@@ -247,5 +247,5 @@ def test_hundred_thousand_streams_are_written_within_two_minutes(tmp_path: Path)
         device.writer.write("COMPUTE_TASK_INFO", row)
     began = time.monotonic()
     done = uprof("trace", tmp_path / "msprof_1.db", "-o", tmp_path / "o.json")
-    assert "200,000 slices on 100,000 tracks" in done.stderr
-    assert time.monotonic() - began < 120, "11 s on two cores"
+    assert "60,000 slices on 30,000 tracks" in done.stderr
+    assert time.monotonic() - began < 40, "4 s on two cores"
