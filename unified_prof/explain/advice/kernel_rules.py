@@ -31,6 +31,7 @@ from unified_prof.explain.schedule.selection import Selection
 from unified_prof.explain.self_time import recomputed
 from unified_prof.recording import names
 from unified_prof.recording.calls import KERNEL
+from unified_prof.recording.framework import BACKWARD
 from unified_prof.recording.idle import LAUNCHED
 from unified_prof.recording.model import Evidence
 
@@ -645,7 +646,8 @@ _FUSIBLE = (
 def unfused_elementwise(context: DeviceContext) -> Iterator[Cause]:
     """Find chains of memory-bound kernels in a program without torch.compile.
 
-    One kernel per chain would move the bytes of the longest kernel of the chain.
+    One kernel per chain would move the bytes of the longest kernel of the chain. Gradients of
+    parameters are sums over another dimension, in kernels of their own.
     """
     if context.is_compiled:
         return
@@ -653,10 +655,16 @@ def unfused_elementwise(context: DeviceContext) -> Iterator[Cause]:
     selected = context.in_class(*_FUSIBLE) & (tasks.kind == KERNEL) & ~context.in_optimizer
     # `casts_and_copies` has these: avoiding them saves more than fusing them.
     selected &= ~layout_kernels(context) & ~context.explained
+    selected &= ~context.matches(context.kernel, names.MULTI_TENSOR)
+    passes = context.recording.work.launches.passes[tasks.row]
+    sums = context.matches(context.kernel, names.SUMS_GRADIENTS)
+    sums |= context.matches(context.operator, names.SUMS_GRADIENTS)
     order = np.lexsort((tasks.start_ns, tasks.stream))
+    order = order[~(sums & (passes == BACKWARD))[order]]
     stream, fusible = tasks.stream[order], selected[order]
     step = np.searchsorted(context.windows.start_ns, tasks.start_ns[order], side="right")
     apart = (stream[1:] != stream[:-1]) | (step[1:] != step[:-1])
+    apart |= passes[order][1:] != passes[order][:-1]
     breaks = np.append(True, apart | ~(fusible[1:] & fusible[:-1]))
     chain = np.cumsum(breaks[: len(order)]) - 1
     rows, chain = order[fusible], chain[fusible]
