@@ -16,7 +16,9 @@ FP32 = 4
 class RunWithCollectives(FaultyRun):
     """Writes a recording whose collectives have sizes."""
 
-    def all_reduce(self, start: int, end: int, size: int, *, members: int = 8) -> None:
+    def all_reduce(
+        self, start: int, end: int, size: int, *, members: int = 8, connection: int = 4294967295
+    ) -> None:
         """Add an all-reduce of `size` bytes."""
         self._connections += 1
         number = self._connections
@@ -26,7 +28,7 @@ class RunWithCollectives(FaultyRun):
             "opName": f"hcom_allReduce__{number}",
         }
         row = {column: self.text(name) for column, name in names.items()}
-        row |= {"connectionId": 4294967295, "opId": number, "deviceId": 0}
+        row |= {"connectionId": connection, "opId": number, "deviceId": 0}
         row |= {"count": size // 4, "dataType": FP32, "rankSize": members}
         self.row("COMMUNICATION_OP", startNs=start, endNs=end, **row)
 
@@ -57,6 +59,23 @@ def test_exposed_communication_costs_all_but_the_last_message(tmp_path: Path) ->
     assert "which cannot be overlapped; saves up to 200 µs per step" in finding.text
     assert finding.sure == "likely"
     assert finding.evidence[0]["name"] == "all_reduce of 8.39 MB"
+
+
+def test_waiting_of_a_message_that_starts_with_another_one_costs_its_time(tmp_path: Path) -> None:
+    """A send and a receive wait for the same kernel, on two streams."""
+    with RunWithCollectives(tmp_path / "run.db", revision="latest") as run:
+        for step in range(5):
+            begin = step * STEP
+            run.step(step, begin, begin + STEP)
+            run.kernel(begin, begin + 400 * US, launched=begin, takes=US)
+            for number, length in enumerate((100 * US, 500 * US)):
+                at = begin + 10 * US + number * 2 * US
+                launch = run.api(at, at + US, "cudaLaunchKernelExC")
+                times = begin + 400 * US, begin + 400 * US + length
+                run.all_reduce(*times, 8 * MIB, connection=launch)
+            run.api(begin + 20 * US, begin + STEP, "cudaDeviceSynchronize")
+    finding = findings_by_kind(tmp_path / "run.db")["waiting_for_ranks"]
+    assert saving_ns(finding) == pytest.approx(400 * US, rel=0.01)
 
 
 def exposed_cost_us(path: Path) -> float:

@@ -99,7 +99,12 @@ class _Collectives:
         """
         tasks, recording = self._context.tasks, self._context.recording
         rows = np.flatnonzero(tasks.kind == COMMUNICATION)
-        task = Lookup(tasks.start_ns[rows]).rows(self.start)
+        # Messages of several streams may start at one moment, when what they wait for ends.
+        keys = (
+            tasks.start_ns[rows] + (tasks.length_ns[rows] << 32),
+            self.start + (self.length << 32),
+        )
+        task = Lookup(keys[0]).rows(keys[1])
         saved, known = np.zeros(len(rows)), task >= 0
         launches = recording.host_calls.launching(recording.work.connection[tasks.row[rows]])
         if not len(recording.host_calls) or not (launches >= 0).any():
