@@ -316,23 +316,24 @@ def costly_operations(context: DeviceContext) -> Iterator[Cause]:
         def is_costly(text: str, name: str = name) -> bool:
             return costly_name(text) == name
 
-        details: dict[str, Any] = {"kind": "costly_operation", "advice": advice, "sure": "possible"}
         if context.device is None:
             calls = context.ranges(is_costly)
             cost = context.clip(framework.start_ns[calls], framework.end_ns[calls]).total_ns
+            change = None
         else:
             rows = np.flatnonzero(context.matches(context.operator, is_costly))
-            cost = context.busy_ns(rows)
-        share = context.share(cost)
-        if share < COSTLY_SHARE:
-            continue
-        text = f"{name}: {what} takes {percent(share)} of the time"
-        details["figures"] = {"operation": name, "share": round(share, 4)}
-        if context.device is None:
-            yield context.finding(cost, text, **details)
-        else:
-            context.explained[rows] = True
-            yield context.tasks_finding(text, rows, least=WARN_SHARE, **details)
+            cost, change = context.busy_ns(rows), context.saving(rows)
+        if (share := context.share(cost)) >= COSTLY_SHARE:
+            yield context.finding(
+                cost,
+                f"{name}: {what} takes {percent(share)} of the time",
+                kind="costly_operation",
+                advice=advice,
+                sure="possible",
+                change=change,
+                figures={"operation": name, "share": round(share, 4)},
+                evidence=() if change is None else context.evidence(rows),
+            )
 
 
 def late_work(context: DeviceContext) -> Iterator[Cause]:

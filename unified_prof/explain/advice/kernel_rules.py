@@ -143,17 +143,16 @@ def _dense_embedding(context: DeviceContext, fill: Flags) -> Iterator[Cause]:
     # Writing the rows of the batch takes longer if they are most of the table.
     if fill_ns <= length[inside & ~fill].sum() or not all_ns:
         return
-    several = len(np.unique(context.operator[updates])) * _PASSES
     fused = context.matches(context.kernel, names.FUSED_ADAM)[updates].any()
-    share = min(fill_ns * (_FUSED_PASSES if fused else several) / all_ns, 1.0)
+    passes = _FUSED_PASSES if fused else _PASSES * len(np.unique(context.operator[updates]))
     rows = np.flatnonzero(zeros | updates)
-    lost_ns = length[rows] * np.where(zeros[rows], 1.0, share)
-    if context.share(float(lost_ns.sum())) < DENSE_SHARE:
+    lost_ns = length[rows] * np.where(zeros[rows], 1.0, min(fill_ns * passes / all_ns, 1.0))
+    if (share := context.share(float(lost_ns.sum()))) < DENSE_SHARE:
         return
     context.explained[zeros] = True
     yield context.tasks_finding(
-        f"dense embedding gradients: {percent(context.share(float(lost_ns.sum())))} of the time, "
-        "gradients are filled with zeros and all rows are updated",
+        f"dense embedding gradients: {percent(share)} of the time, gradients are filled with "
+        "zeros and all rows are updated",
         rows,
         lost_ns,
         kind="dense_embedding",
@@ -161,7 +160,7 @@ def _dense_embedding(context: DeviceContext, fill: Flags) -> Iterator[Cause]:
         "are updated in the backward pass (torchrec, FBGEMM)",
         sure="likely",
         least=WARN_SHARE,
-        figures={"fill_ns": fill_ns, "optimizer_share": round(share, 4)},
+        figures={"fill_ns": fill_ns},
     )
 
 
