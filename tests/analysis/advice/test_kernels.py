@@ -400,6 +400,7 @@ def chains(
     with FaultyRun(path) as run:
         at = 1000 * US
         run.call(0, 900 * US, framework)
+        run.call(0, 800 * US, "aten::mul")
         for layer in range(60):
             for name, takes in (("gemm", 20), *((name, length) for name in names)):
                 task = run.kernel(at, at + takes * US, launched=layer, name=name, op_type=name)
@@ -417,6 +418,25 @@ def test_chain_of_element_wise_kernels_costs_all_but_the_longest(tmp_path: Path,
     finding = findings_by_kind(path)["unfused_elementwise"]
     assert saving_ns(finding) == 60 * 3 * 10 * US
     assert "240 memory-bound kernels" in finding.text
+
+
+@pytest.mark.parametrize(
+    ("framework", "removed"),
+    [("aten::mul", 2), ("autograd::engine::evaluate_function: NativeLayerNormBackward0", 1)],
+)
+def test_sums_of_parameter_gradients_are_not_part_of_chains(
+    tmp_path: Path, framework: str, removed: int
+) -> None:
+    names = ROTARY[0], "GammaBetaBackwardCUDAKernelTemplate", ROTARY[1]
+    path = chains(tmp_path / "run.db", *names, framework=framework)
+    finding = findings_by_kind(path)["unfused_elementwise"]
+    assert saving_ns(finding) == 60 * removed * 10 * US
+
+
+@pytest.mark.parametrize("name", ["multi_tensor_apply_kernel<LpNormFunctor>", "gemm"])
+def test_kernels_of_many_tensors_are_not_part_of_chains(tmp_path: Path, name: str) -> None:
+    path = chains(tmp_path / "run.db", ROTARY[0], name)
+    assert "unfused_elementwise" not in findings_by_kind(path)
 
 
 @pytest.mark.parametrize(
