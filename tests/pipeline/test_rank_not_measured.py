@@ -56,10 +56,10 @@ if rank == 1:
 """
 WRITING_RAISES = """\
 if rank == 1:
-    from unified_prof.sqlite import skyline_writer as skyline
+    from unified_prof.pipeline import reports
     def fail(*_, **__):
         raise KeyError("of a bug")
-    skyline.write_memory = fail
+    reports._WRITERS["memory"] = fail
 """
 
 
