@@ -108,11 +108,14 @@ class CallChains:
         chain = self._stacks.get(text)
         if chain is None:
             parts = [part.strip() for part in reversed(text.split(";"))]
-            frames = [self.frames[part] for part in parts if part]
-            above = list(range(NONE, len(frames) - 1))
-            chains = self.extend_all(above, [NONE] * len(frames), frames)
-            chain = self._stacks[text] = chains[-1] if chains else NONE
+            chain = self._stacks[text] = self.innermost([part for part in parts if part])
         return chain
+
+    def innermost(self, frames: list[str]) -> int:
+        """Return the chain of these frames, outermost first; NONE without frames."""
+        above = list(range(NONE, len(frames) - 1))
+        numbers = [self.frames[frame] for frame in frames]
+        return (self.extend_all(above, [NONE] * len(numbers), numbers) or [NONE])[-1]
 
     def write(self, sink: Sink, used: Ints) -> None:
         """Write PYTORCH_CALLCHAINS for the chains `used`: one row per frame, innermost depth 0."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 
 import numpy as np
@@ -192,87 +192,67 @@ class TaskTables:
         shared: dict[str, Column] = {
             "groupName": [self._sink.strings.intern(call.group) for call in collectives],
             "opId": op_ids,
-            "dataType": [self._data_type(collective.dtype) for collective in collectives],
+            "dataType": [self._data_type(call.dtype) for call in collectives],
         }
-        self._write_operators(rows, collectives, {"opName": names, **shared})
-        self._write_collective_tasks(rows, collectives, {"globalTaskId": ids, **shared})
-        self._write_parameters(collectives, op_ids)
-
-    def _write_operators(
-        self, rows: Rows, collectives: list[Collective], shared: Mapping[str, Column]
-    ) -> None:
-        intern = self._sink.strings.intern
         kernels = [self._names[number] for number in rows["name"].tolist()]
-        self._write_existing(
-            "COMMUNICATION_OP",
-            {
-                **shared,
-                "startNs": rows["start"] + self._base_ns,
-                "endNs": rows["end"] + self._base_ns,
-                "connectionId": rows["connection"],
-                "relay": 0,
-                "retry": 0,
-                "algType": [intern(algorithm(kernel)) for kernel in kernels],
-                "count": _list_or_null([collective.in_elements for collective in collectives]),
-                "opType": [intern(collective.name) for collective in collectives],
-                "deviceId": rows["device"],
-                "rankSize": _list_or_null([collective.group_size for collective in collectives]),
-            },
-            newer_columns=("deviceId", "rankSize"),
-        )
-
-    def _write_collective_tasks(
-        self, rows: Rows, collectives: list[Collective], shared: Mapping[str, Column]
-    ) -> None:
         sizes = [collective.size_bytes for collective in collectives]
-        duration = rows["end"] - rows["start"]
-        self._write_existing(
-            "COMMUNICATION_TASK_INFO",
-            {
-                **shared,
-                "name": rows["name"],
-                "taskType": int(self._task_types[r.COMMUNICATION]),
-                "planeId": 0,
-                "notifyId": _NO_NOTIFY,
-                "rdmaType": TYPE_NOT_AVAILABLE,
-                "srcRank": [_rank(collective.source_rank) for collective in collectives],
-                "dstRank": [_rank(collective.target_rank) for collective in collectives],
-                "transportType": TYPE_NOT_AVAILABLE,
-                "size": _list_or_null(sizes),
-                "linkType": TYPE_NOT_AVAILABLE,
-                "isMaster": 1,
-                "bandwidth": [
-                    None if size < 0 or time <= 0 else size * NS_PER_S / time
-                    for size, time in zip(sizes, duration.tolist(), strict=True)
-                ],
-            },
-            newer_columns=("isMaster", "bandwidth"),
-        )
-
-    def _write_existing(
-        self, table: str, columns: dict[str, Column], newer_columns: Sequence[str]
-    ) -> None:
-        """Write rows, omitting newer columns that the schema revision does not have."""
-        for name in newer_columns:
-            if not self._has_column(table, name):
-                del columns[name]
-        self._sink.write(table, columns)
-
-    def _write_parameters(self, collectives: list[Collective], op_ids: Ints) -> None:
-        intern_all = self._sink.strings.intern_all
+        durations = (rows["end"] - rows["start"]).tolist()
+        intern, intern_all = self._sink.strings.intern, self._sink.strings.intern_all
+        operators: dict[str, Column] = {
+            **shared,
+            "opName": names,
+            "startNs": rows["start"] + self._base_ns,
+            "endNs": rows["end"] + self._base_ns,
+            "connectionId": rows["connection"],
+            "relay": 0,
+            "retry": 0,
+            "algType": [intern(algorithm(kernel)) for kernel in kernels],
+            "count": _list_or_null([call.in_elements for call in collectives]),
+            "opType": [intern(call.name) for call in collectives],
+            "deviceId": rows["device"],
+            "rankSize": _list_or_null([call.group_size for call in collectives]),
+        }
+        tasks: dict[str, Column] = {
+            **shared,
+            "globalTaskId": ids,
+            "name": rows["name"],
+            "taskType": int(self._task_types[r.COMMUNICATION]),
+            "planeId": 0,
+            "notifyId": _NO_NOTIFY,
+            "rdmaType": TYPE_NOT_AVAILABLE,
+            "srcRank": [_rank(call.source_rank) for call in collectives],
+            "dstRank": [_rank(call.target_rank) for call in collectives],
+            "transportType": TYPE_NOT_AVAILABLE,
+            "size": _list_or_null(sizes),
+            "linkType": TYPE_NOT_AVAILABLE,
+            "isMaster": 1,
+            "bandwidth": [
+                None if size < 0 or time <= 0 else size * NS_PER_S / time
+                for size, time in zip(sizes, durations, strict=True)
+            ],
+        }
+        # Older revisions of the schema do not have these columns.
+        for table, columns, newer in (
+            ("COMMUNICATION_OP", operators, ("deviceId", "rankSize")),
+            ("COMMUNICATION_TASK_INFO", tasks, ("isMaster", "bandwidth")),
+        ):
+            for name in newer:
+                if not self._has_column(table, name):
+                    del columns[name]
+            self._sink.write(table, columns)
         self._sink.write(
             "UPROF_COLLECTIVES",
             {
                 "opId": op_ids,
-                "groupDescription": intern_all(c.group_description for c in collectives),
-                "groupSize": _list_or_null([c.group_size for c in collectives]),
-                "groupRanks": intern_all(c.group_ranks for c in collectives),
-                "dataType": intern_all(c.dtype for c in collectives),
-                "inElements": _list_or_null([c.in_elements for c in collectives]),
-                "outElements": _list_or_null([c.out_elements for c in collectives]),
-                "inSplit": intern_all(c.in_split for c in collectives),
-                "outSplit": intern_all(c.out_split for c in collectives),
-                "sequence": _list_or_null([c.sequence for c in collectives]),
+                "groupDescription": intern_all(call.group_description for call in collectives),
+                "groupSize": _list_or_null([call.group_size for call in collectives]),
+                "groupRanks": intern_all(call.group_ranks for call in collectives),
+                "dataType": intern_all(call.dtype for call in collectives),
+                "inElements": _list_or_null([call.in_elements for call in collectives]),
+                "outElements": _list_or_null([call.out_elements for call in collectives]),
+                "inSplit": intern_all(call.in_split for call in collectives),
+                "outSplit": intern_all(call.out_split for call in collectives),
+                "sequence": _list_or_null([call.sequence for call in collectives]),
             },
         )
 

@@ -139,8 +139,8 @@ class _Separation:
             detail = f"calls of {len(self._processes)} processes: ids made unique"
             self._parts.sink.anomaly("shared_correlations", self._shared, detail)
             self._replace("gpu", self._unique_tasks(call_spool, owners))
-        self._replace("calls", self._unique_calls())
-        self._replace("host", self._unique_host())
+        self._replace("calls", self._unique(self._parts.calls, "correlation", "external"))
+        self._replace("host", self._unique(self._parts.host, "external"))
         self._parts.max_correlation = len(self._processes) << _ID_BITS
 
     def _call_spool(self) -> Spool:
@@ -214,7 +214,10 @@ class _Separation:
         owners = np.full(len(self._costs), _NO_PROCESS)
         candidates: dict[int, set[int]] = {}
         for (code, _), place in self._places.items():
-            candidates[place] = self._labelled_processes(code) or set(range(self._callers))
+            # Processes with the label of the device's pid, if it has one.
+            label = self._labels[-_FIRST_CODE - code] if code <= -_FIRST_CODE else None
+            labelled = set() if label is None else self._by_label.get(label, set())
+            candidates[place] = labelled or set(range(self._callers))
         while candidates:
             best = {place: self._best(place, choices) for place, choices in candidates.items()}
             place = max(best, key=lambda place: best[place][1])
@@ -261,12 +264,6 @@ class _Separation:
         common = self._rivals[min(first, second), max(first, second)]
         return _RIVAL_FRACTION * common > min(self._tasks[first], self._tasks[second])
 
-    def _labelled_processes(self, code: int) -> set[int]:
-        """Return the processes with the label of a device's pid."""
-        if code > -_FIRST_CODE:
-            return set()
-        return self._by_label.get(self._labels[-_FIRST_CODE - code], set())
-
     def _replace(self, name: str, batches: Iterable[Rows]) -> None:
         """Replace the rows in the spool `name`."""
         old: Spool = getattr(self._parts, name)
@@ -303,17 +300,12 @@ class _Separation:
         ids = np.array([*self._processes, MISSING])  # _NO_PROCESS: the last
         rows["process"] = ids[process]
 
-    def _unique_calls(self) -> Iterator[Rows]:
-        for (calls,) in windows(self._parts.calls):
-            rows = calls.copy()
-            for field in ("correlation", "external"):
-                rows[field] = _unique_ids(calls[field], self._index[calls["thread"]])
-            yield rows
-
-    def _unique_host(self) -> Iterator[Rows]:
-        for (host,) in windows(self._parts.host):
-            rows = host.copy()
-            rows["external"] = _unique_ids(host["external"], self._index[host["thread"]])
+    def _unique(self, spool: Spool, *fields: str) -> Iterator[Rows]:
+        """Yield rows of host threads with unique ids in some fields."""
+        for (old,) in windows(spool):
+            rows = old.copy()
+            for field in fields:
+                rows[field] = _unique_ids(old[field], self._index[old["thread"]])
             yield rows
 
 

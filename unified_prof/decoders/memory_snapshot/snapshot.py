@@ -130,10 +130,7 @@ class CallStacks:
         decoded = self._decoded.get(id(frames))
         if decoded is None:
             texts = [text for text in map(self._text, frames) if text is not None]
-            numbers = [self._chains.frames[text] for text in reversed(texts)]
-            parents = list(range(NONE, len(numbers) - 1))
-            chains = self._chains.extend_all(parents, [NONE] * len(numbers), numbers)
-            chain = chains[-1] if chains else NONE
+            chain = self._chains.innermost(texts[::-1])
             name = _allocation_name(texts)
             number = self.unknown[1] if name is None else self._sink.strings.intern(name)
             decoded = self._decoded[id(frames)] = (chain, number)
@@ -482,15 +479,6 @@ def decode(
         )
     progress("replaying allocations")
     segments, histories = _by_device(snapshot, path)
-    return _replay_devices(snapshot, segments, histories, sink)
-
-
-def _replay_devices(
-    snapshot: dict[Any, Any],
-    segments: Mapping[int, list[dict[Any, Any]]],
-    histories: Mapping[int, list[dict[Any, Any]]],
-    sink: Sink,
-) -> DecodedSnapshot:
     tables = SnapshotTables(sink)
     stacks = CallStacks(sink)
     anomalies: Counter[str] = Counter()

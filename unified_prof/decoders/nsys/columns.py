@@ -8,6 +8,7 @@ from __future__ import annotations
 import tempfile
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -285,11 +286,8 @@ class ParquetTables:
         if table not in self._files:
             return ()
         if table not in self._columns:
-            with self._open(table) as file:
-                try:
-                    names = tuple(file.schema_arrow.names)
-                except _OF_PYARROW as err:
-                    raise _damaged(self._files[table], err) from err
+            with self._open(table) as file, _reading(self._files[table]):
+                names = tuple(file.schema_arrow.names)
             if len({*names}) < len(names):
                 raise RawFormatError(
                     f"{self._files[table]} has columns of the same name", slug="damaged-recording"
@@ -376,25 +374,25 @@ class ParquetTables:
         path = self._files[table]
         if not path.is_file():  # opening a pipe would block
             raise RawFormatError(f"{path} is not a regular file", slug="not-a-regular-file")
-        try:
+        with _reading(path):
             return self._parquet.ParquetFile(path)
-        except _OF_PYARROW as err:
-            raise _damaged(path, err) from err
 
     def _next(self, table: str, batches: Iterator[Any]) -> Any:
-        try:
+        with _reading(self._files[table]):
             return next(batches, None)
-        except _OF_PYARROW as err:
-            raise _damaged(self._files[table], err) from err
 
 
 def _text(value: Any) -> str:
     return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
 
 
-def _damaged(path: Path, err: Exception) -> RawFormatError:
-    reason = str(err).splitlines()[0][:200] if str(err) else type(err).__name__
-    return RawFormatError(f"{path} cannot be read: {reason}", slug="cannot-read")
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except _OF_PYARROW as err:
+        reason = str(err).splitlines()[0][:200] if str(err) else type(err).__name__
+        raise RawFormatError(f"{path} cannot be read: {reason}", slug="cannot-read") from err
 
 
 def _mask(column: Any, values: Collection[int] | None) -> Any:
