@@ -15,6 +15,7 @@ import re
 import stat
 import struct
 from collections.abc import Container, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -38,6 +39,7 @@ _INFO = re.compile(r"profiler_info(?:_\d+)?\.json")
 # Prefixes of names in META_DATA that describe the database and must not be overwritten.
 _RESERVED_NAMES = ("SCHEMA_VERSION", "UPROF_")
 _NO_RANK = -1
+_MONOTONIC = "clock_monotonic_raw"
 _MAX_RANKS = 1 << 31
 OPERATORS = "torch.op_range"
 MARKS = "torch.op_mark"
@@ -160,8 +162,8 @@ class AscendFolder:
         """`_profiler_level`: Level_none, Level0, Level1 or Level2."""
         return _inner(_inner(self.info, "config"), "experimental_config").text("_profiler_level")
 
-    def clock(self, prof: ProfClock | None) -> HostClock:
-        """Return the clock of FRAMEWORK/; `prof` is that of the host in PROF_*."""
+    def clock(self, prof: ProfDirectory | None) -> HostClock:
+        """Return the clock of FRAMEWORK/; the host's clock in PROF_* is preferred."""
         if self._info_file is None:
             self.problems.append(("no_profiler_info", f"{self.path} has no profiler_info*.json"))
         start, end = _inner(self.info, "start_info"), _inner(self.info, "end_info")
@@ -170,9 +172,20 @@ class AscendFolder:
         count, monotonic = start.integer("start_cnt", 0) or 0, start.integer("start_monotonic", 0)
         offset = 0
         if prof is not None:
-            offset = prof.offset_ns
-            if prof.start_count is not None and prof.start_monotonic_ns is not None:
-                mhz, count, monotonic = prof.mhz, prof.start_count, prof.start_monotonic_ns
+            part = (prof.host or prof.devices[0]).start
+            begin, begin_monotonic = map(part.integer, ("collectionTimeBegin", "clockMonotonicRaw"))
+            if begin is not None and begin_monotonic is not None:
+                offset = begin * 1000 - begin_monotonic
+        log = None
+        if prof is not None and prof.host is not None:
+            with suppress(RawFormatError):
+                found = directory.find_control(prof.host.path, "host_start.log")
+                log = None if found is None else directory.read_start_log(found)
+            logged = None if log is None else (log.counter("cntvct"), log.counter(_MONOTONIC))
+            if logged is not None and logged[0] is not None and logged[1] is not None:
+                records = prof.host.info.records("CPU")
+                mhz = _frequency(records[0].text("Frequency") if records else "")
+                count, monotonic = logged
         if not offset:
             at, at_monotonic = end.integer("collectionTimeEnd"), end.integer("MonotonicTimeEnd")
             if at is None or at_monotonic is None:
@@ -181,37 +194,6 @@ class AscendFolder:
             else:
                 offset = at - at_monotonic
         return HostClock(counts, mhz, count, monotonic or 0, offset)
-
-
-@dataclass(frozen=True, slots=True)
-class ProfClock:
-    """Host clock according to the control files of PROF_*."""
-
-    mhz: float
-    start_count: int | None
-    start_monotonic_ns: int | None
-    offset_ns: int
-
-
-def clock_of(prof: ProfDirectory) -> ProfClock:
-    """Read the host's clock from a PROF_* directory."""
-    part = prof.host or prof.devices[0]
-    mhz, count, monotonic = 100.0, None, None
-    if prof.host is not None:
-        records = prof.host.info.records("CPU")
-        mhz = _frequency(records[0].text("Frequency") if records else "")
-        try:
-            found = directory.find_control(prof.host.path, "host_start.log")
-            log = None if found is None else directory.read_start_log(found)
-        except RawFormatError:
-            log = None
-        if log is not None:
-            count, monotonic = log.counter("cntvct"), log.counter("clock_monotonic_raw")
-    begin = part.start.integer("collectionTimeBegin")
-    begin_monotonic = part.start.integer("clockMonotonicRaw")
-    if begin is None or begin_monotonic is None:
-        return ProfClock(mhz, count, monotonic, 0)
-    return ProfClock(mhz, count, monotonic, begin * 1000 - begin_monotonic)
 
 
 def listed(path: Path) -> list[str]:

@@ -23,7 +23,6 @@ from unified_prof.decoders.ascend_pt.folder import (
     DAMAGED,
     AscendFolder,
     Layout,
-    clock_of,
     epoch_ns,
     read_flat,
     read_records,
@@ -483,7 +482,7 @@ class _Framework:
         self._device = prof.devices[0].device_id if prof and len(prof.devices) == 1 else None
         self.operators = 0
         self.connections = 0
-        self._clock = folder.clock(None if prof is None else clock_of(prof))
+        self._clock = folder.clock(prof)
 
     def decode(self) -> None:
         """Write the tables of torch_npu; if a file cannot be read, only its tables are missing."""

@@ -162,15 +162,6 @@ class AicpuRecords:
     bounds: Rows  # First and last tasks of operators, sorted by time.
     flips: Flips  # Wrap-arounds of the task ids of kernels.
 
-    @classmethod
-    def none(cls) -> AicpuRecords:
-        """Return an empty set of records."""
-        tasks, operators, bounds = (
-            np.zeros(0, record_type(kind))
-            for kind in ("aicpu_task", "aicpu_operator", "aicpu_bound")
-        )
-        return cls(tasks, operators, bounds, Flips.none())
-
     def __len__(self) -> int:
         return len(self.tasks) + len(self.operators) + len(self.bounds)
 
@@ -182,10 +173,10 @@ def read_aicpu(device: DeviceDirectory, sink: Sink) -> AicpuRecords:
         RawFormatError: the file cannot be read.
     """
     file = device.data.get("aicpu")
-    if file is None or not device.runs_collectives_on_cpus:
-        return AicpuRecords.none()
+    if not device.runs_collectives_on_cpus:
+        file = None
     parts: dict[int, list[Rows]] = {_OPERATOR: [], _FLIP: [], _BOUND: [], _TASKS: []}
-    for piece in file.pieces("aicpu", magic=HOST_MAGIC):
+    for piece in file.pieces("aicpu", magic=HOST_MAGIC) if file is not None else ():
         good = piece["magic"] == HOST_MAGIC
         count_marked(sink, "bad_magic_aicpu", ~good, "aicpu records")
         raw = piece.view(f"V{piece.dtype.itemsize}")  # keeps bytes that are in no field

@@ -90,11 +90,6 @@ class HostTasks(Frame):
             model_id=np.full(count, NO_MODEL, np.uint32),
         )
 
-    @classmethod
-    def none(cls) -> HostTasks:
-        """Return an empty set of tasks."""
-        return cls.from_rows(np.zeros(0, LAUNCH), np.zeros(0, np.uint32))
-
 
 @dataclass(frozen=True, slots=True)
 class TaskTypes:
@@ -308,18 +303,24 @@ def write_marks(host: HostDirectory, sink: Sink) -> None:
     is_extended = marks["info_type"] == _EXTENDED
     end_ns = host.clocks.host.to_ns(marks["end"])
     thread = host.process_id << 32 | marks["tx_thread_id"].astype(np.int64)
+    known = host.dictionaries
+    messages_ids = sink.strings.intern_all(messages)[order]
+    if has_domains:
+        hashes, row = np.unique(marks["domain"], return_inverse=True)
+        texts = (known.text(one) if known.knows(one) else "invalid" for one in hashes.tolist())
+        domains = sink.strings.intern_all(texts)[row]
+    else:
+        domains = np.full(len(marks), sink.strings.intern(_DEFAULT_DOMAIN))
     columns: dict[str, Any] = {
         "startNs": host.clocks.host.to_ns(marks["start"]),
         "endNs": end_ns,
         "eventType": marks["event_type"].astype(np.int64),
         "rangeId": np.full(len(marks), NO_CATEGORY),
         "category": np.where(is_extended, NO_CATEGORY, marks["category"]).astype(np.int64),
-        "message": sink.strings.intern_all(messages)[order],
+        "message": messages_ids,
         "globalTid": thread,
         "endGlobalTid": thread,
-        "domainId": _domains(host, marks, is_extended, sink)
-        if has_domains
-        else np.where(is_extended, *sink.strings.intern_all([_DEFAULT_DOMAIN, ""])),
+        "domainId": np.where(is_extended, domains, sink.strings.intern("")),
         "connectionId": np.where(
             is_extended,
             marks["mark_id"].astype(np.int64) + FIRST_MARK_CONNECTION,
@@ -385,15 +386,6 @@ def _messages(parts: NDArray[np.bytes_], segments: Ints) -> list[str]:
         messages.append(b"".join(texts[at : at + count]).decode("utf-8", "backslashreplace"))
         at += count
     return messages
-
-
-def _domains(host: HostDirectory, marks: Rows, is_extended: Bools, sink: Sink) -> Ints:
-    distinct, inverse = np.unique(marks["domain"], return_inverse=True)
-    known = host.dictionaries
-    ids = sink.strings.intern_all(
-        known.text(value) if known.knows(value) else "invalid" for value in distinct.tolist()
-    )
-    return np.where(is_extended, ids[inverse], sink.strings.intern(""))
 
 
 _LAST_DIRECTION = 7

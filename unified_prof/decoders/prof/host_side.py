@@ -224,18 +224,15 @@ class HostSide:
     def _read(self, stage: Stage) -> None:
         host, timeline, sink = self.host, self._timeline, self._sink
         with ExitStack() as reading:
-
-            def spool(dtype: np.dtype[Any]) -> Any:
-                return reading.enter_context(self._workspace.spool(dtype))
-
-            calls, tasks, contexts, sizes = (
-                spool(dtype) for dtype in (CALL, LAUNCH, operators.CONTEXTS, host_events.SIZES)
+            calls, *others = (
+                reading.enter_context(self._workspace.spool(dtype))
+                for dtype in (
+                    *(CALL, LAUNCH, operators.CONTEXTS, host_events.SIZES, operators.DESCRIBED),
+                    *(operators.ATTRIBUTES, operators.TENSORS),
+                    *(collectives.TASKS, collectives.OPERATORS),
+                )
             )
-            described, attributes, tensors = (
-                spool(dtype)
-                for dtype in (operators.DESCRIBED, operators.ATTRIBUTES, operators.TENSORS)
-            )
-            steps, collected = spool(collectives.TASKS), spool(collectives.OPERATORS)
+            tasks, contexts, sizes, described, attributes, tensors, steps, collected = others
             with stage("calls"):
                 self.names = read_calls(host, timeline, calls, sink)
             with stage("launches"):
@@ -276,7 +273,6 @@ class HostSide:
             self._lost = LostRecords(elsewhere)
             with stage("host"):
                 writer = CallWriter(self.names, host, timeline, sink)
-                others = (tasks, contexts, sizes, described, attributes, tensors, steps, collected)
                 first_row = 0
                 for window in host_windows(calls, others, self.names, self._workspace.window_rows):
                     writer.write(window.calls)

@@ -316,10 +316,10 @@ def decode_task_pmu(device: DeviceDirectory, tasks: DeviceTasks, sink: Sink) -> 
     if not mixed:
         return
     mix_tasks = TaskCounters.concatenate(mixed)
-    blocks = MixBlocks(mix_tasks, writer.mix_block_num(mix_tasks))
+    blocks = MixBlocks(mix_tasks, tasks.mix_block_num[mix_tasks.task_row])
     for records in reader.blocks():
         blocks.add(records)
-    writer.write_mix(mix_tasks, blocks)
+    writer.write(mix_tasks, blocks)
 
 
 def _decode_hwts(device: DeviceDirectory, tasks: DeviceTasks, sink: Sink) -> None:
@@ -382,30 +382,23 @@ class _Writer:
         self._name_ids = np.asarray(sink.strings.intern_all(names), np.int64)
         self._first_column = np.cumsum([0, *(len(kind.names) for kind in kinds)])
 
-    def mix_block_num(self, counted: TaskCounters) -> NDArray[np.uint32]:
-        """Return the number of blocks that each task has on the other cores."""
-        return self._tasks.mix_block_num[counted.task_row]
-
-    def write(self, counted: TaskCounters) -> None:
-        """Write the tasks on one kind of core."""
+    def write(self, counted: TaskCounters, others: MixBlocks | None = None) -> None:
+        """Write tasks; `others` has the counters of MIX tasks on the other kind of cores."""
+        if not len(counted):
+            return
         values = np.zeros((len(counted), len(self._name_ids)))
         blocks = self._tasks.block_num[counted.task_row]
+        other_blocks = self._tasks.mix_block_num[counted.task_row]
         core = counted.core if len(self._kinds) > 1 else np.zeros_like(counted.core)
         for index in range(len(self._kinds)):
-            chosen = core == index
-            self._fill(values, chosen, index, counted, blocks, counted.counters, counted.cycles)
-        self._append(counted, values)
-
-    def write_mix(self, counted: TaskCounters, blocks: MixBlocks) -> None:
-        """Write the tasks on both kinds of cores."""
-        values = np.zeros((len(counted), len(self._name_ids)))
-        main = self._tasks.block_num[counted.task_row]
-        other = self.mix_block_num(counted)
-        for index in (AIC, AIV):
-            chosen = counted.core == index
-            self._fill(values, chosen, index, counted, main, counted.counters, counted.cycles)
-            self._fill(values, ~chosen, index, counted, other, blocks.counters, blocks.cycles)
-        self._append(counted, values)
+            main = core == index
+            self._fill(values, main, index, counted, blocks, counted.counters, counted.cycles)
+            if others is not None:
+                self._fill(
+                    values, ~main, index, counted, other_blocks, others.counters, others.cycles
+                )
+        task_ids = self._tasks.ids_of(counted.task_row)
+        _write(self._sink, "TASK_PMU_INFO", task_ids, self._name_ids, values)
 
     def _fill(
         self,
@@ -422,24 +415,12 @@ class _Writer:
             return
         kind = self._kinds[index]
         if self._tick_ns is None:
-            frequency = self._frequency_at(counted.end[chosen], kind)
+            # The frequency of the cores at the end of each task.
+            mhz = np.append(kind.frequency_mhz, self._changes.mhz.astype(np.float64))
+            frequency = mhz[np.searchsorted(self._changes.ticks, counted.end[chosen], "right")]
             time_ns = kind.time_on_cores_ns(cycles[chosen], frequency, blocks[chosen])
         else:
             ticks = (counted.end[chosen] - counted.start[chosen]).astype(np.int64)
             time_ns = kind.rounded_ns(np.maximum(ticks, 0) * self._tick_ns)
         first, end = self._first_column[index : index + 2]
         values[chosen, first:end] = kind.values(counters[chosen], cycles[chosen], time_ns)
-
-    def _frequency_at(self, ticks: NDArray[np.uint64], kind: CoreKind) -> Floats:
-        """Return the frequency of the cores in MHz at device times."""
-        frequencies: Floats = np.concatenate(
-            [[kind.frequency_mhz], self._changes.mhz.astype(np.float64)]
-        )
-        last = np.searchsorted(self._changes.ticks, ticks, side="right")
-        return np.asarray(frequencies[last], np.float64)
-
-    def _append(self, counted: TaskCounters, values: Floats) -> None:
-        if not len(counted):
-            return
-        task_ids = self._tasks.ids_of(counted.task_row)
-        _write(self._sink, "TASK_PMU_INFO", task_ids, self._name_ids, values)

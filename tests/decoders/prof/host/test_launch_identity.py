@@ -13,7 +13,13 @@ from unified_prof.base.columns import NO_CONTEXT
 from unified_prof.decoders.prof.collective_records import STEP
 from unified_prof.decoders.prof.collectives import CommunicationWriter, Steps
 from unified_prof.decoders.prof.directory import ProfDirectory
-from unified_prof.decoders.prof.host_events import HostTasks, Launches, TaskTypes, launches_of
+from unified_prof.decoders.prof.host_events import (
+    LAUNCH,
+    HostTasks,
+    Launches,
+    TaskTypes,
+    launches_of,
+)
 from unified_prof.decoders.prof.host_records import Contexts
 from unified_prof.decoders.prof.layouts import record_type
 from unified_prof.decoders.prof.recording import decode_recording
@@ -24,7 +30,7 @@ KERNEL, GRAPH, EVENT = range(3)
 
 def host_tasks(*, node: list[int], communication: list[int], kind: list[int]) -> HostTasks:
     """Return launches on device 0, numbered from 0 in stream 1."""
-    none = HostTasks.none()
+    none = HostTasks.from_rows(np.zeros(0, LAUNCH), np.zeros(0, np.uint32))
     count = len(node)
     blank = {
         field.name: np.zeros((count, *getattr(none, field.name).shape[1:]), column.dtype)
