@@ -39,7 +39,6 @@ _INFO = re.compile(r"profiler_info(?:_\d+)?\.json")
 # Prefixes of names in META_DATA that describe the database and must not be overwritten.
 _RESERVED_NAMES = ("SCHEMA_VERSION", "UPROF_")
 _NO_RANK = -1
-_MONOTONIC = "clock_monotonic_raw"
 _MAX_RANKS = 1 << 31
 OPERATORS = "torch.op_range"
 MARKS = "torch.op_mark"
@@ -181,11 +180,12 @@ class AscendFolder:
             with suppress(RawFormatError):
                 found = directory.find_control(prof.host.path, "host_start.log")
                 log = None if found is None else directory.read_start_log(found)
-            logged = None if log is None else (log.counter("cntvct"), log.counter(_MONOTONIC))
-            if logged is not None and logged[0] is not None and logged[1] is not None:
+            ticks = None if log is None else log.counter("cntvct")
+            raw_ns = None if log is None else log.counter("clock_monotonic_raw")
+            if ticks is not None and raw_ns is not None:
                 records = prof.host.info.records("CPU")
                 mhz = _frequency(records[0].text("Frequency") if records else "")
-                count, monotonic = logged
+                count, monotonic = ticks, raw_ns
         if not offset:
             at, at_monotonic = end.integer("collectionTimeEnd"), end.integer("MonotonicTimeEnd")
             if at is None or at_monotonic is None:

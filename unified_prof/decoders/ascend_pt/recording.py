@@ -104,62 +104,45 @@ def write_totals(records: Rows, allocations: dict[str, Ints], sink: Sink) -> Non
     # At equal times, PyTorch's record is first.
     before = _last_before(time, device, pytorch["time"], pytorch["device"], "left")
     beside = _last_before(pytorch["time"], pytorch["device"], time, device, "right")
-    _write_totals(sink, "PTA", pytorch)
+    allocated, reserved, active, stream = (
+        pytorch[name] for name in ("allocated", "reserved", "active", "stream")
+    )
+    place = pytorch["time"], pytorch["device"]
+    _write_totals(sink, "PTA", *place, allocated, reserved, active, stream)
     _write_totals(
         sink,
         "PTA+GE",
-        pytorch,
-        allocated=_with(pytorch["allocated"], cann["totalAllocate"], before),
-        reserved=_with(pytorch["reserved"], cann["totalReserve"], before),
+        *place,
+        _with(allocated, cann["totalAllocate"], before),
+        _with(reserved, cann["totalReserve"], before),
+        active,
         # NULL if it is 0 and CANN has a record.
-        stream=np.ma.MaskedArray(pytorch["stream"], (pytorch["stream"] == 0) & (before != NONE)),
+        np.ma.MaskedArray(stream, (stream == 0) & (before != NONE)),
     )
-    _write_totals(sink, "WORKSPACE", workspace)
-    if not len(time):
-        return
-    common = {"timestamp": time, "deviceId": device}
-    sink.write(
-        "MEMORY_RECORD",
-        {
-            **common,
-            "component": sink.strings.intern("GE"),
-            "totalAllocated": cann["totalAllocate"],
-            "totalReserved": cann["totalReserve"],
-            "totalActive": 0,
-            "streamPtr": None,
-        },
-    )
-    stream = np.append(pytorch["stream"], 0)[beside]
-    sink.write(
-        "MEMORY_RECORD",
-        {
-            **common,
-            "component": sink.strings.intern("PTA+GE"),
-            "totalAllocated": _with(cann["totalAllocate"], pytorch["allocated"], beside),
-            "totalReserved": _with(cann["totalReserve"], pytorch["reserved"], beside),
-            "totalActive": _with(np.zeros(len(time), np.int64), pytorch["active"], beside),
-            "streamPtr": np.ma.MaskedArray(stream, beside == NONE),
-        },
+    names = ("time", "device", "allocated", "reserved", "active", "stream")
+    _write_totals(sink, "WORKSPACE", *(workspace[name] for name in names))
+    cann_totals = cann["totalAllocate"], cann["totalReserve"]
+    _write_totals(sink, "GE", time, device, *cann_totals, 0, None)
+    _write_totals(
+        sink,
+        "PTA+GE",
+        time,
+        device,
+        _with(cann["totalAllocate"], allocated, beside),
+        _with(cann["totalReserve"], reserved, beside),
+        _with(np.zeros(len(time), np.int64), active, beside),
+        np.ma.MaskedArray(np.append(stream, 0)[beside], beside == NONE),
     )
 
 
-def _write_totals(sink: Sink, component: str, records: Rows, **other: Column) -> None:
-    if not len(records):
-        return
-    names = ("allocated", "reserved", "active", "stream")
-    columns: dict[str, Column] = {**{name: records[name] for name in names}, **other}
-    sink.write(
-        "MEMORY_RECORD",
-        {
-            "component": sink.strings.intern(component),
-            "timestamp": records["time"],
-            "totalAllocated": columns["allocated"],
-            "totalReserved": columns["reserved"],
-            "totalActive": columns["active"],
-            "streamPtr": columns["stream"],
-            "deviceId": records["device"],
-        },
-    )
+_TOTALS_COLUMNS = ("totalAllocated", "totalReserved", "totalActive", "streamPtr")
+
+
+def _write_totals(sink: Sink, component: str, time: Ints, device: Ints, *totals: Column) -> None:
+    if len(time):
+        columns: dict[str, Column] = dict(zip(_TOTALS_COLUMNS, totals, strict=True))
+        columns |= {"component": sink.strings.intern(component), "timestamp": time}
+        sink.write("MEMORY_RECORD", {**columns, "deviceId": device})
 
 
 def _with(values: Ints, others: Ints, place: Ints) -> Ints:

@@ -22,6 +22,7 @@ from enum import Enum
 from typing import Any, Literal, Union
 
 import msgspec
+from msgspec.structs import replace
 
 from unified_prof.base.columns import MISSING
 from unified_prof.base.redaction import redact
@@ -335,7 +336,9 @@ class Phases:
             if event.ph in _BEGINS:
                 if self._open < MAX_OPEN:
                     self._open += 1
-                    self._begun.setdefault(key, []).append(_copy(event))
+                    # A copy does not keep the decoded slice in memory.
+                    texts = {name: getattr(event, name).copy() for name in ("ts", "args", "id")}
+                    self._begun.setdefault(key, []).append(replace(event, **texts))
                 else:
                     self.skipped += 1
                     self._anomaly("too_many_open_events", 1, f"{event.name!r}, skipped")
@@ -371,31 +374,15 @@ def _key(event: Event) -> tuple[Any, ...]:
     return kind, event.cat, bytes(event.id), event.pid if event.id is ABSENT else None
 
 
-def _copy(event: Event) -> Event:
-    """Return a copy that does not keep the decoded slice in memory."""
-    return Event(
-        ph=event.ph,
-        cat=event.cat,
-        name=event.name,
-        pid=event.pid,
-        tid=event.tid,
-        ts=event.ts.copy(),
-        args=event.args.copy(),
-        id=event.id.copy(),
-    )
-
-
 def _complete_event(begin: Event, end: Event) -> Event:
-    is_nested = begin.ph == _NESTED_BEGIN
-    return Event(
+    is_named = begin.ph == _NESTED_BEGIN or begin.cat is not None
+    return replace(
+        begin,
         ph="X",
-        cat=begin.cat if is_nested or begin.cat is not None else _ASYNCHRONOUS,
-        name=begin.name,
-        pid=begin.pid,
-        tid=begin.tid,
-        ts=begin.ts,
+        cat=begin.cat if is_named else _ASYNCHRONOUS,
         dur=_duration(begin.ts, end.ts),
         args=_merged_arguments(begin.args, end.args),
+        id=ABSENT,
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -185,7 +185,36 @@ def write_collectives(
     groups = sink.strings.intern_all(_group_name(operator, context) for operator in ran.operators)
     if len(ran.members):
         _write_tasks(context, ran, names, groups, ids, sink)
-    return _write_operators(context, ran, names, groups, ids, sink)
+    # Operators that the host did not record, from the first to the last master task.
+    masters = ran.members[ran.members["master"]]
+    start_ns, end_ns = (
+        context.clock.to_ns(context.rows[name][masters["row"]]) for name in ("start", "end")
+    )
+    start, end, has_master = extents(masters["operator"], start_ns, end_ns, len(ran.operators))
+    device_only = np.array([not operator.of_host for operator in ran.operators], bool)
+    kept = np.flatnonzero(device_only & has_master)
+    if not len(kept):
+        return CommunicationTimes.none()
+    none = sink.strings.intern(NOT_AVAILABLE)
+    operators = [ran.operators[index] for index in kept.tolist()]
+    columns: dict[str, Any] = {
+        "opName": names[kept],
+        "startNs": start[kept],
+        "endNs": end[kept],
+        "connectionId": [operator.connection_id for operator in operators],
+        "groupName": groups[kept],
+        "opId": ids[kept],
+        "relay": -1,
+        "retry": -1,
+        "dataType": TYPE_NOT_AVAILABLE,
+        "algType": none,
+        "count": -1,
+        "opType": [operator.op_type for operator in operators],
+        "deviceId": context.device.device_id,
+        "rankSize": NO_RANK,
+    }
+    sink.write("COMMUNICATION_OP", columns)
+    return CommunicationTimes(start[kept], end[kept])
 
 
 def _group_name(operator: Operator, context: AicpuContext) -> str:
@@ -259,41 +288,6 @@ def _bandwidth(context: AicpuContext, ran: Collectives) -> Floats:
     return result
 
 
-def _write_operators(
-    context: AicpuContext, ran: Collectives, names: Ints, groups: Ints, ids: Ints, sink: Sink
-) -> CommunicationTimes:
-    """Write the operators that the host did not record, from the first to the last master task."""
-    masters = ran.members[ran.members["master"]]
-    start_ns, end_ns = (
-        context.clock.to_ns(context.rows[name][masters["row"]]) for name in ("start", "end")
-    )
-    start, end, has_master = extents(masters["operator"], start_ns, end_ns, len(ran.operators))
-    device_only = np.array([not operator.of_host for operator in ran.operators], bool)
-    kept = np.flatnonzero(device_only & has_master)
-    if not len(kept):
-        return CommunicationTimes.none()
-    none = sink.strings.intern(NOT_AVAILABLE)
-    operators = [ran.operators[index] for index in kept.tolist()]
-    columns: dict[str, Any] = {
-        "opName": names[kept],
-        "startNs": start[kept],
-        "endNs": end[kept],
-        "connectionId": [operator.connection_id for operator in operators],
-        "groupName": groups[kept],
-        "opId": ids[kept],
-        "relay": -1,
-        "retry": -1,
-        "dataType": TYPE_NOT_AVAILABLE,
-        "algType": none,
-        "count": -1,
-        "opType": [operator.op_type for operator in operators],
-        "deviceId": context.device.device_id,
-        "rankSize": NO_RANK,
-    }
-    sink.write("COMMUNICATION_OP", columns)
-    return CommunicationTimes(start[kept], end[kept])
-
-
 _KERNEL = "AicpuKernel"  # Part of the names of operators that are numbered on their own.
 _NO_COLLECTIVES = ("hcomAicpuInit",)  # Kernels that prepare AI CPUs for collectives.
 _ITERATION = 1  # Last number in the name of an operator; the exporter knows no other.
@@ -351,7 +345,12 @@ class Bounds:
     def __init__(self, context: AicpuContext, record_row: Ints) -> None:
         records = context.records.bounds
         records = records[np.isin(records["kind"], (_FIRST, _LAST))]
-        stream, kernel_stream, task = self._identities(context, records)
+        words = ("stream_id", "kernel_stream", "task_id", "kernel_task")
+        stream, kernel_stream, task, kernel_task = (records[n].astype(np.int64) for n in words)
+        if context.device.has_wide_task_ids:
+            task, kernel_task = task << 16 | stream, kernel_task << 16 | kernel_stream
+            stream = context.task_streams.find(task)
+            kernel_stream = context.task_streams.find(kernel_task)
         batch = context.records.flips.batch_of(
             stream, task & 0xFFFF, records["timestamp"], at_flip=True
         )
@@ -369,19 +368,6 @@ class Bounds:
             if bound[3] != NOWHERE:
                 self._by_stream[bound[0]].append(bound[1:])
 
-    @staticmethod
-    def _identities(context: AicpuContext, records: Rows) -> tuple[Ints, Ints, Ints]:
-        """Return three columns: stream of the task, stream of its kernel, and id of the task."""
-        words = (
-            records[name].astype(np.int64)
-            for name in ("stream_id", "kernel_stream", "task_id", "kernel_task")
-        )
-        stream, kernel_stream, task, kernel_task = words
-        if not context.device.has_wide_task_ids:
-            return stream, kernel_stream, task
-        task, kernel_task = task << 16 | stream, kernel_task << 16 | kernel_stream
-        return context.task_streams.find(task), context.task_streams.find(kernel_task), task
-
     def apply(self, operator: Operator, stream: int, rows: Rows) -> None:
         """Set start and end of an operator from its first and last task, if these are recorded."""
         bounds = self._by_stream.get(stream, [])
@@ -397,8 +383,21 @@ def operators_of(context: AicpuContext, bounds: Bounds) -> list[Operator]:
     """Return the named operators of all kernels on the device, sorted by start."""
     recorded = context.records.operators
     by_stream: dict[int, list[Operator]] = defaultdict(list)
-    for operator in _kernels(context):
-        by_stream[int(context.rows["stream_id"][operator.row])].append(operator)
+    rows, kernels = context.rows, context.kernels
+    for row in np.flatnonzero(rows["kernel"] != NOWHERE).tolist():
+        kernel, stream = kernels[rows["kernel"][row]], int(rows["stream_id"][row])
+        name = context.dictionaries.text(int(kernel["name"]))
+        if name not in _NO_COLLECTIVES:
+            operator = Operator(
+                row,
+                name,
+                int(kernel["op_type"]),
+                context.streams.of_kernels.get(stream),
+                int(rows["connection_id"][row]),
+                int(rows["start"][row]),
+                int(rows["end"][row]),
+            )
+            by_stream[stream].append(operator)
     result: list[Operator] = []
     for stream, operators in by_stream.items():
         records = recorded[recorded["stream_id"] == stream]
@@ -408,25 +407,6 @@ def operators_of(context: AicpuContext, bounds: Bounds) -> list[Operator]:
         _number(operators, context)
         result += operators
     return sorted(result, key=lambda operator: operator.start)
-
-
-def _kernels(context: AicpuContext) -> Iterator[Operator]:
-    """Yield one operator for each AI CPU kernel, sorted by start."""
-    rows, kernels = context.rows, context.kernels
-    for row in np.flatnonzero(rows["kernel"] != NOWHERE).tolist():
-        kernel = kernels[rows["kernel"][row]]
-        name = context.dictionaries.text(int(kernel["name"]))
-        if name in _NO_COLLECTIVES:
-            continue
-        yield Operator(
-            row,
-            name,
-            int(kernel["op_type"]),
-            context.streams.of_kernels.get(int(rows["stream_id"][row])),
-            int(rows["connection_id"][row]),
-            int(rows["start"][row]),
-            int(rows["end"][row]),
-        )
 
 
 def _describe(operators: list[Operator], records: Rows, context: AicpuContext) -> None:

@@ -110,9 +110,7 @@ class CommunicationWriter:
         of_task = np.empty(len(order), np.int64)
         of_task[order] = runs.number()
         first = order[runs.starts]
-        return self._with_names(_Operators(of_task, records[first], group[first], grouped[first]))
-
-    def _with_names(self, operators: _Operators) -> _Operators:
+        operators = _Operators(of_task, records[first], group[first], grouped[first])
         texts = [self._host.dictionaries.text(item) for item in operators.records["item"].tolist()]
         suffixes = [
             str(group)[-3:] if grouped else NOT_AVAILABLE[-3:]

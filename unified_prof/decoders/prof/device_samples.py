@@ -464,7 +464,10 @@ def _write_sio(device: DeviceDirectory, sink: Sink) -> None:
     layout = "stars_sio_v6" if v6 else "stars_sio"
     for records, times_ns in _scheduler_samples(device, _SIO, layout):
         die = (records["w0"] >> 10 if v6 else records["acc_id"]).astype(np.int64)
-        exact_ns = sampling.rounded_device_ns(device, records["timestamp"])
+        # Times as float64 numbers, as the exporter subtracts them.
+        readings = device.clocks.readings
+        passed = records["timestamp"].astype(np.int64) - (readings.device_counter or 0)
+        exact_ns = passed / (float(readings.device_mhz or 0) * 1e6) * 1e9 + float(readings.start_ns)
         known, (before_ns,) = samples.previous(die, exact_ns)
         later, seconds = records[known], (exact_ns - before_ns)[known] / 1e9
         prefix = "D-DIE" if v6 else "die "

@@ -93,21 +93,6 @@ def rounded_start_ns(part: PartDirectory, time_us: NDArray[Any]) -> Floats:
     return np.where(possible, times_ns, float(MAX_NS))
 
 
-def rounded_device_ns(part: PartDirectory, ticks: NDArray[Any]) -> Floats:
-    """Convert device counter values to float64 monotonic ns, for differences between samples.
-
-    Raises:
-        RawFormatError: the origin or frequency of the clock is missing in a control file.
-    """
-    device_clock(part, "counters sampled by the task scheduler")
-    readings = part.clocks.readings
-    assert readings.device_mhz is not None
-    assert readings.device_counter is not None
-    passed = ticks.astype(np.int64) - readings.device_counter
-    hertz = float(readings.device_mhz) * 1e6
-    return np.asarray(passed / hertz * 1e9 + float(readings.start_ns), np.float64)
-
-
 def truncated_ns(times_ns: Floats) -> Ints:
     """Truncate float64 times to int64 ns; times beyond int64 become `MAX_NS`."""
     fits = times_ns < float(MAX_NS)
