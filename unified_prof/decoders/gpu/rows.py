@@ -345,11 +345,6 @@ class Counters:
         if len(owners):
             self._parts.append((owners, names, values))
 
-    def owners(self) -> Ints:
-        """Return the sorted `counted` values of all tasks with counters."""
-        self._merge()
-        return np.unique(self._owners)
-
     def lookup(self, owners: Ints, ids: Ints) -> tuple[Ints, Ints, Floats]:
         """Return task ids, counter names and values of the tasks with these `counted` and ids."""
         self._merge()

@@ -49,32 +49,16 @@ CHANGES = {
 }
 
 
-@dataclass(slots=True)
-class Totals:
-    """Bytes in use on one device at one point in time."""
-
-    allocated: int
-    reserved: int
-    active: int
-
-    def apply(self, action: str, size: int) -> None:
-        """Update the totals for an action in `CHANGES` on `size` bytes."""
-        allocated, reserved, active = CHANGES[action]
-        self.allocated += allocated * size
-        self.reserved += reserved * size
-        self.active += active * size
-
-    def row(self) -> tuple[int | None, int | None, int | None]:
-        """Return the allocated, reserved and active bytes; None if a value is impossible."""
-        allocated, reserved, active = (
-            total if 0 <= total < _MAX_BYTES else None
-            for total in (self.allocated, self.reserved, self.active)
-        )
-        return allocated, reserved, active
+def _known(totals: list[int]) -> tuple[int | None, ...]:
+    """Return the allocated, reserved and active bytes; None if a value is impossible."""
+    return tuple(total if 0 <= total < _MAX_BYTES else None for total in totals)
 
 
-def totals_before(history: list[dict[Any, Any]], segments: list[dict[Any, Any]]) -> Totals:
-    """Return the memory in use before the first action: the final state minus all actions."""
+def totals_before(history: list[dict[Any, Any]], segments: list[dict[Any, Any]]) -> list[int]:
+    """Return the allocated, reserved and active bytes before the first action.
+
+    They are those of the final state minus all actions.
+    """
     sums = [0, 0, 0]
     for segment in segments:
         sums[1] += max(0, integer_or(segment.get("total_size"), 0))
@@ -93,7 +77,7 @@ def totals_before(history: list[dict[Any, Any]], segments: list[dict[Any, Any]])
             lowest[at] = min(lowest[at], running[at])
     # If the final state is missing or contradicts the history, totals still never fall below 0.
     before = [end - change for end, change in zip(sums, running, strict=True)]
-    return Totals(*(max(total, -low) for total, low in zip(before, lowest, strict=True)))
+    return [max(total, -low) for total, low in zip(before, lowest, strict=True)]
 
 
 # Python files that belong to libraries and not to the user's program.
@@ -346,9 +330,10 @@ class Replay:
             now = at_us * NS_PER_US
             self._tables.extend_session(now)
             if action in CHANGES:
-                totals.apply(action, size)
+                for at, sign in enumerate(CHANGES[action]):
+                    totals[at] += sign * size
                 if self._apply(action, now, size, entry, totals):
-                    self._tables.add_totals(now, totals.row(), stream_of(entry), self._device)
+                    self._tables.add_totals(now, _known(totals), stream_of(entry), self._device)
             elif action == "oom":
                 self._out_of_memory(now, size, entry)
             elif action not in _IGNORED_ACTIONS:
@@ -365,7 +350,7 @@ class Replay:
         self._write_older_blocks(segments, self._live.keys() | self._awaiting_free.keys())
 
     def _apply(
-        self, action: str, now: int, size: int, entry: dict[Any, Any], totals: Totals
+        self, action: str, now: int, size: int, entry: dict[Any, Any], totals: list[int]
     ) -> bool:
         """Apply an action to its block; return False if the totals after it are unknown."""
         address = integer_or(entry.get("addr"), NONE)
@@ -374,14 +359,14 @@ class Replay:
                 self._anomalies["allocation_without_release"] += 1
                 self._write(self._live.pop(address))
             block = self._block(address, size, entry.get("frames"), entry)
-            block.allocated_ns, block.totals_at_allocation = now, totals.row()
+            block.allocated_ns, block.totals_at_allocation = now, _known(totals)
             self._live[address] = block
         elif action == "free_requested":
             freed = self._live.pop(address, None)
             if freed is None:
                 self._anomalies["release_without_allocation"] += 1
                 freed = self._block(address, size, None, entry)
-            freed.freed_ns, freed.totals_at_free = now, totals.row()
+            freed.freed_ns, freed.totals_at_free = now, _known(totals)
             if address in self._awaiting_free:
                 self._write(self._awaiting_free.pop(address))
             self._awaiting_free[address] = freed

@@ -109,10 +109,7 @@ def operators_of(
     if not len(launch):
         return launch, operators, np.zeros(0, np.uint64)
     builder = _OperatorColumns(launches, launch, host)
-    columns, schedule, counts = builder.columns(sink)
-    for name, values in columns.items():
-        operators[name] = values
-    operators["scheduler"], operators["counts_as_compute"] = schedule, counts
+    builder.fill(operators, sink)
     return launch, operators, builder.name_hashes()
 
 
@@ -145,51 +142,49 @@ class _OperatorColumns:
         self.is_captured = (self.captured >= 0) & ~np.bool_(host.level0)
         self.captured_rows = selected(host.captured, self.captured[self.is_captured])
 
-    def columns(self, sink: Sink) -> tuple[dict[str, Any], Bools, Bools]:
-        """Return the columns, a mask of schedulers, and a mask of compute operators."""
+    def fill(self, rows: Rows, sink: Sink) -> None:
+        """Set the fields of `OPERATOR` rows."""
         described, about, names = self.described, self.host.descriptions, self.host.names
+        is_captured, captured = self.is_captured, self.captured_rows
         none = sink.strings.intern(NOT_AVAILABLE)
-        count = len(described)
+        for field in (*_TEXTS, *_TENSOR_COLUMNS):
+            rows[field] = none
         name, schedule, communication = names.names(self.name_hashes())
         schedule |= np.isin(self.tasks.stream_id, self.host.collective_streams.kernel_streams())
-        op_type = np.full(count, none, np.int64)
+        rows["scheduler"], rows["counts_as_compute"] = schedule, ~schedule & ~communication
         node = self.node[described]
-        op_type[described] = names.ids(about.hashes[about.op_type[node]])
+        rows["name"] = name
+        rows["opType"][described] = names.ids(about.hashes[about.op_type[node]])
         bare = ~self.in_node & ~np.bool_(self.host.level0)
-        op_type[bare] = name[bare]
-        op_type[self.is_captured] = names.ids(self.captured_rows["op_type"])
-        block_num, mix_block_num = self._blocks()
-        columns: dict[str, Any] = {
-            "name": name,
-            "blockNum": block_num,
-            "mixBlockNum": mix_block_num,
-            "taskType": self._task_types(none, sink),
-            "opType": op_type,
-            **self._tensor_columns(none),
-            "attrInfo": np.full(count, none, np.int64),
-            "opState": np.full(count, none, np.int64),
-            "hf32Eligible": np.full(count, none, np.int64),
-            **self._dimension_columns(none, sink),
-        }
-        attribute = np.zeros(count, np.uint64)
+        rows["opType"][bare] = name[bare]
+        rows["opType"][is_captured] = names.ids(captured["op_type"])
+        rows["blockNum"], rows["mixBlockNum"] = self._blocks()
+        self._set_task_types(rows["taskType"], bare, sink)
+        for tensors, lists, chosen in (
+            (about.tensors[node], self.host.lists, described),
+            (captured["tensors"], self.host.captured_lists, is_captured),
+        ):
+            ids = lists.ids(tensors)
+            for place, field in enumerate(_TENSOR_COLUMNS):
+                rows[field][chosen] = ids[:, place]
+        self._set_dimensions(rows, sink)
+        attribute = np.zeros(len(rows), np.uint64)
         attribute[described] = about.hashes[about.attribute[node]]
-        attribute[self.is_captured] = self.captured_rows["attribute"]
+        attribute[is_captured] = captured["attribute"]
         with_attribute = np.flatnonzero(attribute)
         if len(with_attribute):
             hashes = attribute[with_attribute]
             # Unlike names, attributes without a text are not shown as numbers.
             known = names.has_text(hashes)
-            columns["attrInfo"][with_attribute[known]] = names.ids(hashes[known])
-        is_captured, captured = self.is_captured, self.captured_rows
-        for column, flag, captured_flag, texts in (
+            rows["attrInfo"][with_attribute[known]] = names.ids(hashes[known])
+        for field, flag, captured_flag, texts in (
             ("opState", about.static, captured["static"], ("dynamic", "static")),
             ("hf32Eligible", about.hf32, captured["hf32"], ("NO", "YES")),
         ):
             if len(node) or len(captured):
                 ids = sink.strings.intern_all(texts)
-                columns[column][described] = ids[flag[node].astype(np.int64)]
-                columns[column][is_captured] = ids[captured_flag.astype(np.int64)]
-        return columns, schedule, ~schedule & ~communication
+                rows[field][described] = ids[flag[node].astype(np.int64)]
+                rows[field][is_captured] = ids[captured_flag.astype(np.int64)]
 
     def name_hashes(self) -> NDArray[np.uint64]:
         """Return the name hash from the communication item, operator, call item or kernel."""
@@ -219,15 +214,12 @@ class _OperatorColumns:
         factor[in_launch] = tasks.ext[in_launch, 2] & _RATIO_BITS
         return blocks, np.asarray(blocks * factor, np.uint32)
 
-    def _task_types(self, none: int, sink: Sink) -> Ints:
-        described = self.described
-        result = np.full(len(described), none, np.int64)
+    def _set_task_types(self, result: NDArray[Any], bare: Bools, sink: Sink) -> None:
+        described, kernel_names = self.described, self.host.types.names
         kind = self.host.descriptions.task_type[self.node[described]].astype(np.int64)
         on_cpu = self.host.types.is_one_of("KERNEL_AICPU")[self.tasks.type_index[described]]
         kind[on_cpu & (kind == _COMMUNICATION) & self.in_communication[described]] = 256
         result[described] = _interned(kind, _described_task_type, sink)
-        bare = ~self.in_node & ~np.bool_(self.host.level0)
-        kernel_names = self.host.types.names
         result[bare] = _interned(
             self.tasks.type_index[bare].astype(np.int64),
             lambda index: _KERNEL_TASK_TYPES.get(kernel_names[index], kernel_names[index]),
@@ -235,26 +227,15 @@ class _OperatorColumns:
         )
         kinds = self.captured_rows["task_type"]
         result[self.is_captured] = _interned(kinds, _described_task_type, sink)
-        return result
 
-    def _tensor_columns(self, none: int) -> dict[str, NDArray[np.int32]]:
-        about, host = self.host.descriptions, self.host
-        ids = np.full((len(self.described), len(_TENSOR_COLUMNS)), none, np.int32)
-        ids[self.described] = host.lists.ids(about.tensors[self.node[self.described]])
-        ids[self.is_captured] = host.captured_lists.ids(self.captured_rows["tensors"])
-        return {name: ids[:, place] for place, name in enumerate(_TENSOR_COLUMNS)}
-
-    def _dimension_columns(self, none: int, sink: Sink) -> dict[str, Ints]:
-        count = len(self.described)
-        columns = {name: np.full(count, none, np.int64) for name in ("gridDim", "blockDim")}
+    def _set_dimensions(self, result: Rows, sink: Sink) -> None:
         simt = self.host.types.is_one_of("KERNEL_SIMT")[self.tasks.type_index] & self.tasks.extended
         rows = np.flatnonzero(simt & ~np.bool_(self.host.level0))
         for name, words in (("gridDim", slice(0, 3)), ("blockDim", slice(3, 6))):
             distinct, inverse = np.unique(self.tasks.ext[rows, words], axis=0, return_inverse=True)
             ids = sink.strings.intern_all(",".join(map(str, dims)) for dims in distinct.tolist())
             if len(rows):
-                columns[name][rows] = ids[inverse.ravel()]
-        return columns
+                result[name][rows] = ids[inverse.ravel()]
 
 
 def _described_task_type(kind: int) -> str:
