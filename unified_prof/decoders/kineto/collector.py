@@ -379,11 +379,10 @@ class Collector(Fields):
         rows, valid = self.timed(events, r.CALL)
         rows["thread"] = self.thread_numbers(events)
         rows["name"] = self.name_ids(events)
-        rows["correlation"] = self.ids([a.correlation for a in args])
         rows["external"] = self.external_ids(args)
-        rows["size"] = self.ids([a.size for a in args])
         rows["geometry"] = self.geometry_numbers(args)
-        rows["shared_memory"] = self.ids([a.shared_memory for a in args])
+        for field in ("correlation", "size", "shared_memory"):
+            rows[field] = self.ids(list(map(attrgetter(field), args)))
         for field in ("operation", "operation_name", "signature", "collective"):
             rows[field] = MISSING
         self.calling.update(np.unique(rows["thread"]).tolist())
@@ -489,8 +488,8 @@ class Collector(Fields):
         rows["owner"] = np.array(self.threads.process_ids)[rows["thread"]]
         size = self.ids([a.size for a in args], missing=0)
         rows["size"] = size
-        rows["total_allocated"] = self.ids([a.total_allocated for a in args])
-        rows["total_reserved"] = self.ids([a.total_reserved for a in args])
+        for field in ("total_allocated", "total_reserved"):
+            rows[field] = self.ids(list(map(attrgetter(field), args)))
         self.has_memory_in_use |= bool((rows["total_allocated"] != MISSING).any())
         self.count_invalid("memory_event_without_size", valid & (size == 0), events)
         self.devices.update(np.unique(rows["device"][rows["device"] >= 0]).tolist())

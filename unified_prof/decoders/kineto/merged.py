@@ -134,7 +134,7 @@ class _Separation:
             owners = self._owners()
             if not self._shared:
                 if self._labels:
-                    self._replace("gpu", self._labelled_tasks(call_spool, owners))
+                    self._replace("gpu", self._unique_tasks(call_spool, owners))
                 return
             detail = f"calls of {len(self._processes)} processes: ids made unique"
             self._parts.sink.anomaly("shared_correlations", self._shared, detail)
@@ -273,32 +273,24 @@ class _Separation:
         setattr(self._parts, name, new)
         old.__exit__(None, None, None)
 
-    def _labelled_tasks(self, call_spool: Spool, owners: Ints) -> Iterator[Rows]:
-        for _, tasks in windows(call_spool, self._parts.gpu):
-            rows = tasks.copy()
-            self._put_process(rows, owners[self._place_numbers(tasks)])
-            yield rows
-
     def _unique_tasks(self, call_spool: Spool, owners: Ints) -> Iterator[Rows]:
+        """Yield the tasks with their process, and with unique ids if processes share ids."""
         ambiguous = 0
         for calls, tasks in windows(call_spool, self._parts.gpu):
             rows = tasks.copy()
             process = owners[self._place_numbers(tasks)] if len(tasks) else np.empty(0, np.int64)
-            is_open = (process == _NO_PROCESS) & (tasks["correlation"] > 0)
-            for at in np.flatnonzero(is_open).tolist():
-                process[at], is_certain = _launching_process(calls, tasks[at])
-                ambiguous += not is_certain
-            self._put_process(rows, process)
-            for field in ("correlation", "external"):
-                rows[field] = _unique_ids(tasks[field], np.maximum(process, 0))
+            if self._shared:
+                is_open = (process == _NO_PROCESS) & (tasks["correlation"] > 0)
+                for at in np.flatnonzero(is_open).tolist():
+                    process[at], is_certain = _launching_process(calls, tasks[at])
+                    ambiguous += not is_certain
+                for field in ("correlation", "external"):
+                    rows[field] = _unique_ids(tasks[field], np.maximum(process, 0))
+            rows["process"] = np.array([*self._processes, MISSING])[process]  # _NO_PROCESS: last
             yield rows
         if ambiguous:
             detail = "matched by kind, operation and time"
             self._parts.sink.anomaly("ambiguous_launch", ambiguous, detail)
-
-    def _put_process(self, rows: Rows, process: Ints) -> None:
-        ids = np.array([*self._processes, MISSING])  # _NO_PROCESS: the last
-        rows["process"] = ids[process]
 
     def _unique(self, spool: Spool, *fields: str) -> Iterator[Rows]:
         """Yield rows of host threads with unique ids in some fields."""

@@ -93,7 +93,6 @@ def read_waits(fields: Fields) -> None:
     """Read synchronizations and event records into `Parts.syncs`."""
     parts = fields.parts
     records = _EventRecords(fields)
-    records.read()
     wanted = r.null_values("start end globalPid", f"{_PLACE_IDS} syncType eventId eventSyncId")
     for cells in fields.tables.slices(WAITS, wanted):
         rows, valid = fields.timed(cells, r.SYNC, "synchronization")
@@ -114,15 +113,13 @@ def read_waits(fields: Fields) -> None:
 
 
 class _EventRecords:
-    """Table CUDA_EVENT: maps the event ids in synchronizations to the recording stream and call."""
+    """Table CUDA_EVENT: maps the event ids in synchronizations to the recording stream and call.
+
+    Records with a time are also added to `Parts.syncs`.
+    """
 
     def __init__(self, fields: Fields) -> None:
-        self._fields = fields
         self._keys = self._streams = self._calls = np.empty(0, np.int64)
-
-    def read(self) -> None:
-        """Read all event records; records with a time are also added to `Parts.syncs`."""
-        fields = self._fields
         wanted = r.null_values("timestamp globalPid", f"{_PLACE_IDS} eventId eventSyncId")
         found: list[tuple[Ints, Ints, Ints]] = []
         for cells in fields.tables.slices(EVENTS, wanted):

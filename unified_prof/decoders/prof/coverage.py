@@ -15,7 +15,6 @@ from unified_prof.base.coverage import Coverage
 from unified_prof.decoders.prof.directory import (
     CONTROL_FILES,
     DeviceDirectory,
-    PartDirectory,
     ProfDirectory,
 )
 from unified_prof.decoders.prof.slices import DataFolder
@@ -78,7 +77,10 @@ def undecoded(prof: ProfDirectory) -> tuple[str, ...]:
                 f"{name} has platform_version {device.platform}: decoded like the most similar"
                 " platform, which may be wrong"
             )
-        if _has_unknown_collectives(device):
+        file = device.data.get("aicpu")
+        # Looks at records without counting them as read.
+        pieces = replace(file, read={}).pieces("aicpu") if file is not None else ()
+        if any(np.any(piece["type"] == _UNKNOWN_COLLECTIVE) for piece in pieces):
             found.append(
                 f"{name}: collectives of AI CPU kernels, records of type 6 (COMMUNICATION_*)"
             )
@@ -95,10 +97,9 @@ def report_coverage(prof: ProfDirectory, sink: Sink) -> None:
 def write_coverage(prof: ProfDirectory, sink: Sink) -> None:
     """Write the bytes of each kind of file in all parts, after everything was decoded."""
     coverage = Coverage()
-    parts: list[tuple[str, PartDirectory]] = []
-    parts += [] if prof.host is None else [("host", prof.host)]
-    parts += [(f"device {device.device_id}", device) for device in prof.devices]
-    for name, part in parts:
+    host = [] if prof.host is None else [prof.host]
+    for part in (*host, *prof.devices):
+        name = f"device {part.device_id}" if isinstance(part, DeviceDirectory) else "host"
         kinds = {
             path: _AGEING.sub("", kind, count=1)
             for kind, file in part.data.files.items()
@@ -149,14 +150,6 @@ def _files(data: DataFolder) -> list[str]:
     ]
 
 
-def _has_unknown_collectives(device: DeviceDirectory) -> bool:
-    file = device.data.get("aicpu")
-    return file is not None and any(
-        np.any(piece["type"] == _UNKNOWN_COLLECTIVE)
-        for piece in replace(file, read={}).pieces("aicpu")  # does not decode them
-    )
-
-
 _CHIPS = {
     0: "Ascend310",
     1: "Ascend910A",
@@ -195,8 +188,5 @@ def write_session(prof: ProfDirectory, sink: Sink) -> None:
         if (value := device.device_info.decimal(name)) is not None
     ]
     if properties:
-        device_ids, property_names, values = zip(*properties, strict=True)
-        sink.write(
-            "UPROF_GPU_DEVICES",
-            {"deviceId": list(device_ids), "name": list(property_names), "value": list(values)},
-        )
+        columns = zip(("deviceId", "name", "value"), zip(*properties, strict=True), strict=True)
+        sink.write("UPROF_GPU_DEVICES", dict(columns))

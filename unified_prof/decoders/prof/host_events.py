@@ -427,21 +427,16 @@ def copies_of(
     has_size = row >= 0
     has_size[has_size] = sizes["key"][row[has_size]] == key[has_size]
     found = sizes["record"][row[has_size]]
-    size, direction = _chunks(found, Runs(key).rank()[has_size].astype(np.uint64))
+    nth = Runs(key).rank()[has_size].astype(np.uint64)  # chunk of the record
+    limit, total = found["max_size"], found["data_size"]
+    divisor = np.maximum(limit, np.uint64(1))
+    chunks = total // divisor + (total % divisor > 0)
+    size = np.minimum(np.where(nth < chunks, total - nth * limit, np.uint64(0)), limit)
+    direction = np.where(found["direction"] > _LAST_DIRECTION, COPY_OTHER, found["direction"])
     copies["size"][has_size] = size.astype(np.int64)
     copies["operation"] = COPY_OTHER
     copies["operation"][has_size] = np.where(size > 0, direction, COPY_OTHER)
     return copies
-
-
-def _chunks(found: Rows, nth: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], Ints]:
-    """Return size and direction of copies; each copy is the nth chunk of its record."""
-    limit, total = found["max_size"], found["data_size"]
-    divisor = np.maximum(limit, np.uint64(1))
-    chunks = total // divisor + (total % divisor > 0)
-    remaining = np.where(nth < chunks, total - nth * limit, np.uint64(0))
-    direction = np.where(found["direction"] > _LAST_DIRECTION, COPY_OTHER, found["direction"])
-    return np.minimum(remaining, limit), direction.astype(np.int64)
 
 
 def write_copies(copies: Rows, global_task_id: Ints, sink: Sink) -> None:

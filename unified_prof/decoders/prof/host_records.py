@@ -453,7 +453,11 @@ def host_windows(
             yield HostWindow(held[0], trees.tree(held[0], None), tuple(held[1:]))
             held = [rows[:0] for rows in held]
             continue
-        place = _last_gap(held[0], inner)
+        # The last call that begins when no inner call is open.
+        begin, kind = held[0]["key"], held[0]["type_index"]
+        reach = np.maximum.accumulate(np.where(inner[kind], held[0]["end"], np.uint64(0)))
+        free = np.flatnonzero((begin[1:] >= reach[:-1]) & (begin[1:] > begin[:-1]))
+        place = int(free[-1]) + 1 if len(free) else 0
         if place == 0:  # no gap: a call is open all the time; retry with twice the rows
             enough = 2 * len(held[0])
             continue
@@ -466,15 +470,6 @@ def host_windows(
         yield HostWindow(parts[0], trees.tree(parts[0], until), tuple(parts[1:]))
     if any(len(rows) for rows in held):
         yield HostWindow(held[0], trees.tree(held[0], None), tuple(held[1:]))
-
-
-def _last_gap(calls: Rows, inner: Bools) -> int:
-    """Return the last call that begins when no inner call is open, or 0."""
-    begin = calls["key"]
-    ends = np.where(inner[calls["type_index"]], calls["end"], np.uint64(0))
-    reach = np.maximum.accumulate(ends)
-    free = np.flatnonzero((begin[1:] >= reach[:-1]) & (begin[1:] > begin[:-1]))
-    return int(free[-1]) + 1 if len(free) else 0
 
 
 class _CallTrees:
