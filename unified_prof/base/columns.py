@@ -82,14 +82,13 @@ class Sink(Protocol):
     def anomaly(self, name: str, count: int = 1, detail: str = "") -> None:
         """Count skipped, truncated, unmatched or unknown data under `name`.
 
-        Counts of the same name add up; the first `detail` is kept.
+        Counts of the same name add up; the first `detail` is kept. A count of zero adds nothing.
         """
 
 
 def count_marked(sink: Sink, name: str, mask: NDArray[np.bool_], detail: str) -> None:
     """Count the rows in a mask as an anomaly."""
-    if count := int(np.count_nonzero(mask)):
-        sink.anomaly(name, count, detail)
+    sink.anomaly(name, int(np.count_nonzero(mask)), detail)
 
 
 def kept(

@@ -84,8 +84,9 @@ class RowSink:
         return count
 
     def anomaly(self, name: str, count: int = 1, detail: str = "") -> None:
-        self.anomalies[name] = self.anomalies.get(name, 0) + count
-        self.details.setdefault(name, detail)
+        if count:
+            self.anomalies[name] = self.anomalies.get(name, 0) + count
+            self.details.setdefault(name, detail)
 
     def text(self, number: int) -> str:
         """Return the text of a string id."""

@@ -68,7 +68,8 @@ class MemorySink:
         return rows
 
     def anomaly(self, name: str, count: int = 1, detail: str = "") -> None:
-        self.anomalies[name] += count
+        if count:
+            self.anomalies[name] += count
 
     def fact(self, name: str, value: object) -> None:
         """Ignore provenance: no test of a decoder reads it."""

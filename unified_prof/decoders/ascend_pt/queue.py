@@ -76,8 +76,9 @@ class Queue:
             sink.anomaly(DAMAGED, int(unknown.sum()), detail)
             marks = {name: values[~unknown] for name, values in marks.items()}
         order, is_pair = _pairs(marks)
-        if unpaired := len(order) - 2 * int(is_pair.sum()):
-            sink.anomaly("unpaired_mark", unpaired, f"{path}: marks of the task queue")
+        sink.anomaly(
+            "unpaired_mark", len(order) - 2 * int(is_pair.sum()), f"{path}: marks of the task queue"
+        )
         enqueues = _intervals(marks, order, is_pair, 0)
         return cls(names, enqueues, _intervals(marks, order, is_pair, 2))
 

@@ -181,9 +181,8 @@ def write_allocations(
         return
     records = records[np.lexsort((records["time"], records["ptr"], records["pid"]))]
     first, free, block_free, unused = _groups(records)
-    if unused:
-        detail = "a free without an allocation, or a repeated free"
-        sink.anomaly("unmatched_free", unused, detail)
+    detail = "a free without an allocation, or a repeated free"
+    sink.anomaly("unmatched_free", unused, detail)
     order = np.argsort(records["time"][first], kind="stable")
     first, free, block_free = first[order], free[order], block_free[order]
     by = _allocating(records[first], operators, queue)
@@ -283,9 +282,12 @@ def write_cann_allocations(allocations: dict[str, Ints], sink: Sink) -> None:
     last = np.zeros(len(order), bool)
     last[runs.last] = True
     kept = following | last[allocated]
-    if lost := int((~kept).sum()) + int((release & ~ends).sum()):
-        detail = "an allocation whose address was reused, or a release without an allocation"
-        sink.anomaly("unmatched_allocation", lost, f"NPU_OP_MEM: {detail}")
+    detail = "an allocation whose address was reused, or a release without an allocation"
+    sink.anomaly(
+        "unmatched_allocation",
+        int((~kept).sum()) + int((release & ~ends).sum()),
+        f"NPU_OP_MEM: {detail}",
+    )
     begin, has_end = order[allocated[kept]], following[kept]
     end = np.append(order, 0)[np.where(has_end, allocated[kept] + 1, len(order))]
 

@@ -151,9 +151,8 @@ class _Parts:
                 )
             used.add(place)
             rows.append(self._row(op, place, plane, args, sink))
-        if lost:
-            detail = "a task of a plane outside every collective"
-            sink.anomaly("unmatched_transfer", lost, detail)
+        detail = "a task of a plane outside every collective"
+        sink.anomaly("unmatched_transfer", lost, detail)
         for table, found in (("TASK", slices), ("COMMUNICATION_TASK_INFO", rows)):
             if found:
                 sink.write(table, {name: [row[name] for row in found] for name in found[0]})
@@ -327,9 +326,8 @@ def write_operators(
         else:
             places.remove(place)
             described.append((place, cells))
-    if lost:
-        detail = f"{kernels}: kernels without a slice in the trace"
-        sink.anomaly("unmatched_kernel", lost, detail)
+    detail = f"{kernels}: kernels without a slice in the trace"
+    sink.anomaly("unmatched_kernel", lost, detail)
     rest = [row for rows in waiting.values() for row in rows if tasks["is_kernel"][row]]
     if rest and kernels is not None:
         detail = f"{kernels} does not contain all kernels of the trace; the others have only a name"

@@ -461,10 +461,8 @@ class Allocations:
                 )
             else:
                 unknown += 1
-        if lost:
-            self._sink.anomaly("allocation_without_release", lost, "allocated again without a free")
-        if unknown:
-            self._sink.anomaly("release_without_allocation", unknown, "allocated before the trace")
+        self._sink.anomaly("allocation_without_release", lost, "allocated again without a free")
+        self._sink.anomaly("release_without_allocation", unknown, "allocated before the trace")
 
     def _write_complete(self) -> None:
         if self._complete:

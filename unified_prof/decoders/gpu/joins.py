@@ -56,8 +56,7 @@ class Correlator:
         if orphans.rows:
             self._join_external_ids(orphans, tasks)
         missing = self._parts.gpu.rows - self.joined
-        if missing:
-            self._sink.anomaly("task_without_launch", missing, "no call has the correlation id")
+        self._sink.anomaly("task_without_launch", missing, "no call has the correlation id")
         return tasks
 
     def _write_calls(self, calls: Rows) -> Ints:
@@ -71,8 +70,7 @@ class Correlator:
         if count:
             connections[needs_id] = self._new_ids(count)
             duplicates = int(np.count_nonzero(repeated & (calls["correlation"] >= 0)))
-            if duplicates:
-                self._sink.anomaly("duplicate_correlation", duplicates, "a new id was assigned")
+            self._sink.anomaly("duplicate_correlation", duplicates, "a new id was assigned")
         threads = self._parts.threads
         self._sink.write(
             "CANN_API",
@@ -372,10 +370,8 @@ class _HostJoiner:
         if backward.any():
             found, ambiguous = self._forwards.find(host["sequence"][backward])
             missing = int(np.count_nonzero(found == NONE)) - ambiguous
-            if ambiguous:
-                self._parts.sink.anomaly("ambiguous_forward_operation", ambiguous)
-            if missing:
-                self._parts.sink.anomaly("backward_without_forward", missing)
+            self._parts.sink.anomaly("ambiguous_forward_operation", ambiguous)
+            self._parts.sink.anomaly("backward_without_forward", missing)
             where = place[backward]
             recorded[where] = np.where(found != NONE, found, recorded[where])
             chain = inherit(recorded, parent)

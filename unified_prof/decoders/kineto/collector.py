@@ -474,8 +474,7 @@ class Collector(Fields):
         if rest:
             self._others(Kind.INSTANT, rest)
             failed = sum(event.name == _OUT_OF_MEMORY_EVENT for event in rest)
-            if failed:
-                self.sink.anomaly("out_of_memory", failed, "see UPROF_TRACE_EVENTS")
+            self.sink.anomaly("out_of_memory", failed, "see UPROF_TRACE_EVENTS")
 
     def _allocations(self, events: list[ev.Event]) -> None:
         args = self.arguments(events, ev.MemoryArgs)

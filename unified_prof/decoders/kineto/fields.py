@@ -231,8 +231,7 @@ class Fields(Parts):
     def ids(self, values: list[Any], missing: int = MISSING) -> Ints:
         """Convert ids or counts; unreadable values are counted as an anomaly."""
         column, bad = to_int64(values, missing)
-        if bad:
-            self.sink.anomaly("unreadable_number", bad, "an id or count of an event's arguments")
+        self.sink.anomaly("unreadable_number", bad, "an id or count of an event's arguments")
         return column
 
     def external_ids(self, args: Sequence[Any]) -> Ints:

@@ -288,9 +288,8 @@ class _Separation:
                     rows[field] = _unique_ids(tasks[field], np.maximum(process, 0))
             rows["process"] = np.array([*self._processes, MISSING])[process]  # _NO_PROCESS: last
             yield rows
-        if ambiguous:
-            detail = "matched by kind, operation and time"
-            self._parts.sink.anomaly("ambiguous_launch", ambiguous, detail)
+        detail = "matched by kind, operation and time"
+        self._parts.sink.anomaly("ambiguous_launch", ambiguous, detail)
 
     def _unique(self, spool: Spool, *fields: str) -> Iterator[Rows]:
         """Yield rows of host threads with unique ids in some fields."""

@@ -68,9 +68,8 @@ def _overheads(fields: Fields, table: str) -> None:
         full = (cells["overheadType"] == _QUEUE_FULL) & (rows["end"] >= rows["start"])
         count += int(np.count_nonzero(full))
         duration += int((rows["end"] - rows["start"])[full].sum())
-    if count:
-        detail = f"launches waited {duration / NS_PER_MS:.0f} ms in total for queue space"
-        fields.parts.sink.anomaly("launch_queue_full", count, detail)
+    detail = f"launches waited {duration / NS_PER_MS:.0f} ms in total for queue space"
+    fields.parts.sink.anomaly("launch_queue_full", count, detail)
 
 
 def _calls(fields: Fields, table: str, category: str) -> None:

@@ -281,9 +281,8 @@ class NcclCalls:
                 group.append(kind)
             elif not depth:
                 numbers[at] = single[kind]
-        if ambiguous:
-            detail = "groups of calls on several communicators: their kernels are not assigned"
-            self._fields.parts.sink.anomaly("grouped_collectives", ambiguous, detail)
+        detail = "groups of calls on several communicators: their kernels are not assigned"
+        self._fields.parts.sink.anomaly("grouped_collectives", ambiguous, detail)
         use = numbers != MISSING
         self._threads, self._starts = threads[use], starts[use]
         self._ends, self._numbers = ends[use], numbers[use]
@@ -511,9 +510,8 @@ class Ranges:
                     cells = _selected(cells, known)
                     decoded = [value for value in values if value is not _UNKNOWN]
                     write_payloads(self._fields, cells, self._messages(cells), decoded)
-        if unknown:
-            detail = "payloads of NVTX ranges do not fit any schema"
-            self._parts.sink.anomaly("binary_payload", unknown, detail)
+        detail = "payloads of NVTX ranges do not fit any schema"
+        self._parts.sink.anomaly("binary_payload", unknown, detail)
 
     def _payload(self, name: str, value: Any) -> Any:
         if name == "binaryData":

@@ -269,12 +269,11 @@ def _graphs(fields: Fields) -> None:
             rows["name"][graphs == graph] = fields.parts.names[text]
         fields.parts.add_gpu_tasks(rows[valid])
         replays += int(np.count_nonzero(valid))
-    if replays:
-        detail = (
-            "graph replays were traced as one task, without their kernels; "
-            "record with --cuda-graph-trace=node"
-        )
-        fields.parts.sink.anomaly("graph_without_kernels", replays, detail)
+    detail = (
+        "graph replays were traced as one task, without their kernels; "
+        "record with --cuda-graph-trace=node"
+    )
+    fields.parts.sink.anomaly("graph_without_kernels", replays, detail)
 
 
 def _slices(fields: Fields, table: str, more: dict[str, int]) -> Any:

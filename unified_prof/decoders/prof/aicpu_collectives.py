@@ -156,8 +156,11 @@ def find_collectives(context: AicpuContext, sink: Sink) -> Collectives | None:
     operators = operators_of(context, bounds)
     members = members_of(context, operators, record_row, bounds)
     assigned = np.unique(members["record"][members["record"] != NOWHERE])
-    if outside := int((record_row != NOWHERE).sum()) - len(assigned):
-        sink.anomaly("task_outside_collectives", outside, "tasks that AI CPUs launched")
+    sink.anomaly(
+        "task_outside_collectives",
+        int((record_row != NOWHERE).sum()) - len(assigned),
+        "tasks that AI CPUs launched",
+    )
     return Collectives(operators, members, record_row)
 
 

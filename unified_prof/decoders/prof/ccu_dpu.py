@@ -313,8 +313,7 @@ def _write_dpu_tasks(rows: list[_DpuTask], host: HostDirectory, ids: IdCounter, 
     times = np.array([(row.record["start"], row.record["timestamp"]) for row in rows], np.uint64)
     start_ns, end_ns = host.clocks.host.to_ns(times).T
     kept = np.flatnonzero(start_ns >= host.session.start_ns)
-    if early := len(rows) - len(kept):
-        sink.anomaly("before_session_start", early, "rows of DPU_TASK")
+    sink.anomaly("before_session_start", len(rows) - len(kept), "rows of DPU_TASK")
     if not len(kept):
         return
     chosen = [rows[index] for index in kept.tolist()]

@@ -66,8 +66,7 @@ class Dictionaries:
 
     def report_gaps(self, sink: Sink) -> None:
         """Count malformed lines and missing hashes as anomalies; called after decoding."""
-        if self.malformed:
-            sink.anomaly("malformed_dictionary_line", self.malformed, "not number:text")
+        sink.anomaly("malformed_dictionary_line", self.malformed, "not number:text")
         if self.missing:
             detail = f"shown as a number, such as {min(self.missing)}"
             sink.anomaly("hash_without_text", len(self.missing), detail)

@@ -414,8 +414,7 @@ def _pair_events(events: Rows, sink: Sink) -> Rows:
     first = np.flatnonzero((rank % 2 == 0) & (rank + 1 < equal.spread(equal.sizes)))
     paired = events[first]
     paired["end"] = events["begin"][first + 1]
-    if lost := len(events) - 2 * len(first):
-        sink.anomaly("unpaired_event", lost, "events without a second one")
+    sink.anomaly("unpaired_event", len(events) - 2 * len(first), "events without a second one")
     return paired
 
 

@@ -68,8 +68,7 @@ def decode_host_cpu(host: HostDirectory, sink: Sink) -> None:
                 above_full += 1
             else:
                 rows.append((earlier.time_ns, cpu, float(percent)))
-    if above_full:
-        sink.anomaly("cpu_usage_over_100", above_full, f"{host.data.path}/host_cpu.data")
+    sink.anomaly("cpu_usage_over_100", above_full, f"{host.data.path}/host_cpu.data")
     if not rows:
         return
     times, cpus, usages = zip(*rows, strict=True)
@@ -416,8 +415,7 @@ def _os_call_batches(
         if calls:
             yield calls
     sampling.count_damaged(sink, host, file.name, damaged)
-    if unfinished:
-        sink.anomaly("os_call_unfinished", unfinished, f"{host.data.path}/{file.name}.data")
+    sink.anomaly("os_call_unfinished", unfinished, f"{host.data.path}/{file.name}.data")
 
 
 def _system_call(line: str) -> _OsCall | None:

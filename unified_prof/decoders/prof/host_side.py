@@ -117,8 +117,7 @@ class LostRecords:
             "hccl_info": (self._lost_places(), "tasks that equal collectives describe"),
         }
         for kind, (count, detail) in found.items():
-            if count:
-                sink.anomaly(f"lost_{kind}", count, detail)
+            sink.anomaly(f"lost_{kind}", count, detail)
 
     def _add_operators(self, about: Descriptions) -> None:
         size = len(about.hashes)

@@ -176,8 +176,7 @@ def unroll_ranges(bounds: NDArray[np.uint32], sink: Sink) -> tuple[NDArray[np.ui
     """
     first, last = bounds[:, 0].astype(np.int64), bounds[:, 1].astype(np.int64)
     good = (first <= last) & (last < _CONTEXTS)
-    if lost := int((~good).sum()):
-        sink.anomaly("bad_context_range", lost, "inverted or beyond 65535")
+    sink.anomaly("bad_context_range", int((~good).sum()), "inverted or beyond 65535")
     size = np.where(good, last - first + 1, 0)
     return (np.repeat(first, size) + positions(size)).astype(np.uint32), size
 
@@ -426,8 +425,7 @@ def _variable_records(
                 continue
             heads.append(raw[at : at + _HEAD_BYTES])
             lists.append(texts.intern(raw[at + _HEAD_BYTES : stop]))
-    if skipped:
-        sink.anomaly(f"bad_record_{_KIND}", skipped, f"{_KIND} records of another length")
+    sink.anomaly(f"bad_record_{_KIND}", skipped, f"{_KIND} records of another length")
     return np.frombuffer(b"".join(heads), head), np.array(lists, np.uint32)
 
 

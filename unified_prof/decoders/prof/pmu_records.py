@@ -350,8 +350,11 @@ def _decode_hwts(device: DeviceDirectory, tasks: DeviceTasks, sink: Sink) -> Non
             np.add.at(seen, first[same.starts], same.sizes)
             ran = place < np.searchsorted(runs, ids, side="right")
             row = task_row[place[ran]]
-            if lost := len(records) - int((row >= 0).sum()):
-                sink.anomaly("pmu_without_task", lost, f"{device.data.path}/{name}.data")
+            sink.anomaly(
+                "pmu_without_task",
+                len(records) - int((row >= 0).sum()),
+                f"{device.data.path}/{name}.data",
+            )
             counted, row = records[order[ran]][row >= 0], row[row >= 0]
             cycles = counted["total_cycle"].astype(np.float64)
             mhz = np.full(len(row), kind.frequency_mhz)

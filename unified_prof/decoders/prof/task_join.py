@@ -189,8 +189,7 @@ def identify(
         rows["early"] = clock.to_ns(rows["end"]) < start_ns
         early += int(rows["early"].sum())
         by_key.append(rows)
-    if early:
-        file.sink.anomaly("task_before_session", early, "tasks that ended before the start")
+    file.sink.anomaly("task_before_session", early, "tasks that ended before the start")
 
 
 def join(
@@ -240,12 +239,11 @@ def join(
             has_blocks = launches["operator"]["blockNum"] > 0
             tasks = np.flatnonzero(has_blocks & ~launches["is_operator"])
             identified.add(logged, known, selected(launches, np.r_[tasks, last]))
-    if ambiguous:
-        sink.anomaly(
-            "ambiguous_task",
-            ambiguous,
-            "operators with the same device, stream, task id, batch and context: the last is kept",
-        )
+    sink.anomaly(
+        "ambiguous_task",
+        ambiguous,
+        "operators with the same device, stream, task id, batch and context: the last is kept",
+    )
 
 
 def _rank_keys(*keys: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], list[Ints]]:

@@ -363,8 +363,7 @@ def _paired(marks: Spool, kind: str, window_rows: int, sink: Sink) -> Iterator[R
         is_open = ~rows["is_end"]
         is_open[first] = False
         still_open = selected(rows, is_open)
-    if lost:
-        sink.anomaly(f"unpaired_{kind}", lost, "start without end or end without start")
+    sink.anomaly(f"unpaired_{kind}", lost, "start without end or end without start")
 
 
 def mark_order(identity: NDArray[np.uint64], ticks: NDArray[np.uint64]) -> Ints:

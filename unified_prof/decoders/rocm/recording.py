@@ -306,9 +306,8 @@ def read_allocations(session: Session) -> None:
         on_device = rows["device"] != MISSING
         session.parts.memory_component, session.parts.adds_up_allocations = _COMPONENT, True
         session.parts.allocations.append(rows[valid & (rows["size"] != 0) & on_device])
-    if unsized:
-        detail = "allocated before the recording"
-        session.parts.sink.anomaly("release_without_allocation", unsized, detail)
+    detail = "allocated before the recording"
+    session.parts.sink.anomaly("release_without_allocation", unsized, detail)
 
 
 def read_counters(session: Session, task_events: Ints) -> None:
@@ -356,9 +355,8 @@ def read_counters(session: Session, task_events: Ints) -> None:
                 },
             )
         without += int(np.count_nonzero(~of_task & ~sampled))
-    if without:
-        detail = "values that belong to neither a dispatch nor a GPU sample"
-        session.parts.sink.anomaly("counter_without_task", without, detail)
+    detail = "values that belong to neither a dispatch nor a GPU sample"
+    session.parts.sink.anomaly("counter_without_task", without, detail)
 
 
 _NO_ROWS = np.empty(0, np.int64)
