@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from io import BufferedRandom
 from typing import Any
 
@@ -124,16 +124,9 @@ class _Run:
 
     rows: int
     first_key: int
-    place: int  # Offset of the rows, or of the first column.
-    columns: _Columns | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Columns:
-    """Layout of a run that was written by columns."""
-
-    constant: Rows  # One row with the values of constant columns.
-    places: dict[str, int]  # Offset of each of the other columns.
+    place: int  # Offset of the rows, if they were not written by columns.
+    constant: Rows | None = None  # One row with the values of constant columns.
+    places: dict[str, int] = field(default_factory=dict)  # Offset of each of the other columns.
 
 
 def _is_constant(column: NDArray[Any]) -> bool:
@@ -189,7 +182,6 @@ class Spool:
 
     def _write_columns(self) -> None:
         """Write the pending rows column by column, without constant columns."""
-        start = self._scratch.size
         keys = np.concatenate([part[self.key] for part in self._pending])
         order = order_of_keys(keys)
         constant = np.zeros(1, self.dtype)
@@ -204,7 +196,7 @@ class Spool:
                 column = column if order is None else column[order]
                 places[name] = self._scratch.append(column.data)
         first = int(keys[0] if order is None else keys[order[0]])
-        self._runs.append(_Run(len(keys), first, start, _Columns(constant, places)))
+        self._runs.append(_Run(len(keys), first, 0, constant, places))
         self._pending, self._pending_rows = [], 0
 
     def cursors(self) -> list[Cursor]:
@@ -220,15 +212,15 @@ class Spool:
 
     def read(self, run: _Run, first: int, count: int) -> Rows:
         """Return `count` rows of a run, starting at row `first`."""
-        if run.columns is None:
+        if run.constant is None:
             rows = np.empty(count, self.dtype)
             self._scratch.fill(run.place + first * self.dtype.itemsize, rows.view(np.uint8).data)
             return rows
         as_bytes = f"V{self.dtype.itemsize}"
         rows = np.empty(count, as_bytes)
-        rows[:] = run.columns.constant.view(as_bytes)
+        rows[:] = run.constant.view(as_bytes)
         rows = rows.view(self.dtype)
-        for name, place in run.columns.places.items():
+        for name, place in run.places.items():
             dtype = self.dtype[name]
             read = self._scratch.read(place + first * dtype.itemsize, count * dtype.itemsize)
             rows[name] = np.frombuffer(read, dtype)

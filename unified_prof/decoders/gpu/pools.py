@@ -106,7 +106,10 @@ class Geometries(dict[tuple[bytes, bytes], int]):
 
     def __missing__(self, key: tuple[bytes, bytes]) -> int:
         number = self[key] = len(self.grids)
-        grid, block = (_dimensions(text) for text in key)
+        grid, block = (
+            sizes if isinstance(sizes := parse_json(text), list) and _are_ints(sizes) else []
+            for text in key
+        )
         self.grids.append(",".join(map(str, grid)) or NOT_AVAILABLE)
         self.blocks.append(",".join(map(str, block)) or NOT_AVAILABLE)
         count = math.prod(grid)
@@ -114,11 +117,8 @@ class Geometries(dict[tuple[bytes, bytes], int]):
         return number
 
 
-def _dimensions(text: bytes) -> list[int]:
-    values = parse_json(text)
-    if isinstance(values, list) and all(type(value) is int for value in values):
-        return values
-    return []
+def _are_ints(values: list[Any]) -> bool:
+    return all(type(value) is int for value in values)
 
 
 class Signatures(dict[tuple[bytes, bytes, bytes], int]):
@@ -197,7 +197,7 @@ def _format(dims: Any, strides: Any) -> str:
     names = {4: ("NCHW", "NHWC"), 5: ("NCDHW", "NDHWC")}
     if not (isinstance(dims, list) and isinstance(strides, list) and len(dims) in names):
         return "ND"
-    if len(strides) != len(dims) or not all(type(v) is int for v in (*dims, *strides)):
+    if len(strides) != len(dims) or not _are_ints([*dims, *strides]):
         return "ND"
     first, last = names[len(dims)]
     if strides == _dense_strides(dims, range(len(dims))):
@@ -215,7 +215,7 @@ def _dense_strides(dims: list[int], order: Any) -> list[int]:
 
 
 def _elements(dims: Any) -> int:
-    if not isinstance(dims, list) or not all(type(size) is int for size in dims):
+    if not isinstance(dims, list) or not _are_ints(dims):
         return MISSING
     count = math.prod(dims)
     return count if dims and count < 2**63 else MISSING

@@ -327,7 +327,8 @@ class Collector(Fields):
         rows["forward_thread"] = self.ids([a.forward_thread for a in args])
         rows["signature"] = self.signature_numbers(args)
         rows["inputs"] = self.raw_texts([a.concrete_inputs for a in args])
-        rows["module"] = self.optional_texts([a.module_hierarchy for a in args])
+        modules = [a.module_hierarchy for a in args]
+        rows["module"] = ints([self.names[text] if text else MISSING for text in modules])
         chain_of = self.chains.from_text
         rows["stack"] = ints([chain_of(a.call_stack) if a.call_stack else MISSING for a in args])
         rows["collective"] = self._host_collectives(events, names, rows["signature"])
@@ -413,7 +414,9 @@ class Collector(Fields):
             for a, event in zip(args, events, strict=True)
         ]
         rows["collective"] = ints(calls)
-        rows["process"] = self.device_labels(events)
+        # Codes of labels in the pids of devices, MISSING without label.
+        codes = {pid: self.labels.code(pid) for pid in {event.pid for event in events}}
+        rows["process"] = ints([codes[event.pid] for event in events])
         for field in ("connection", "thread", "operation_name", "signature"):
             rows[field] = MISSING
         rows = _valid(rows, valid)

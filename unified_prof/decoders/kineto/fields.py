@@ -271,11 +271,6 @@ class Fields(Parts):
         pairs = zip(events, devices.tolist(), strict=True)
         return ints([number(event.pid, device) for event, device in pairs])
 
-    def device_labels(self, events: list[ev.Event]) -> Ints:
-        """Return codes of labels in device pids (see `merged.Labels`), `MISSING` without label."""
-        codes = {pid: self.labels.code(pid) for pid in {event.pid for event in events}}
-        return ints([codes[event.pid] for event in events])
-
     def signature_numbers(self, args: list[ev.OperationArgs]) -> Ints:
         """Return the signature numbers of operations."""
         signatures, absent = self.signatures, ev.ABSENT
@@ -307,8 +302,3 @@ class Fields(Parts):
             for text in raw
         ]
         return ints(ids)
-
-    def optional_texts(self, texts: list[Any]) -> Ints:
-        """Return the string ids of strings, `MISSING` for None."""
-        names = self.names
-        return ints([names[text] if text else MISSING for text in texts])

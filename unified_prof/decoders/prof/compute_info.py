@@ -150,7 +150,7 @@ class _OperatorColumns:
         for field in (*_TEXTS, *_TENSOR_COLUMNS):
             rows[field] = none
         name, schedule, communication = names.names(self.name_hashes())
-        schedule |= np.isin(self.tasks.stream_id, self.host.collective_streams.kernel_streams())
+        schedule |= np.isin(self.tasks.stream_id, list(self.host.collective_streams.of_kernels))
         rows["scheduler"], rows["counts_as_compute"] = schedule, ~schedule & ~communication
         node = self.node[described]
         rows["name"] = name

@@ -489,10 +489,6 @@ class CollectiveStreams:
     # Stream -> groups whose kernels launch tasks on it.
     of_tasks: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
-    def kernel_streams(self) -> Ints:
-        """Return the streams of AI CPU kernels, ascending."""
-        return np.array(sorted(self.of_kernels), np.int64)
-
 
 def read_collective_streams(host: HostDirectory, sink: Sink) -> CollectiveStreams:
     """Read mc2_comm_info, on platforms whose AI CPUs run collectives."""

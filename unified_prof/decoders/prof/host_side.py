@@ -195,7 +195,7 @@ class HostSide:
         self.host, self._sink, self._workspace = host, sink, workspace
         self._stack = ExitStack()
         self._timeline = Timeline(host.clocks.host_origin_ticks)
-        self._launched: dict[int, Launched] = {}
+        self.launched_on: dict[int, Launched] = {}  # Launches by device.
         try:
             self._read(stage)
         except BaseException:
@@ -208,17 +208,13 @@ class HostSide:
     def __exit__(self, *_exception: object) -> None:
         self._stack.close()
 
-    def device_ids(self) -> set[int]:
-        """Return the devices with launches."""
-        return set(self._launched)
-
     def launched(self, device_id: int) -> Launched:
         """Return the launches for one device."""
-        if device_id not in self._launched:
-            self._launched[device_id] = self._stack.enter_context(
+        if device_id not in self.launched_on:
+            self.launched_on[device_id] = self._stack.enter_context(
                 Launched(self.types, collectives.STEP, self._workspace)
             )
-        return self._launched[device_id]
+        return self.launched_on[device_id]
 
     def _read(self, stage: Stage) -> None:
         host, timeline, sink = self.host, self._timeline, self._sink

@@ -26,7 +26,7 @@ from unified_prof.decoders.prof.pmu_tables import (
     SAMPLE_BASED,
     CoreKind,
     core_kinds,
-    usable_changes,
+    read_changes,
 )
 from unified_prof.decoders.prof.slices import RawFile
 from unified_prof.decoders.prof.task_join import DeviceTasks
@@ -376,7 +376,9 @@ class _Writer:
         self, device: DeviceDirectory, tasks: DeviceTasks, kinds: Sequence[CoreKind], sink: Sink
     ) -> None:
         self._tasks, self._kinds, self._sink = tasks, kinds, sink
-        self._changes = usable_changes(device)
+        self._ticks, self._mhz = read_changes(device)
+        if (self._mhz == 0).any():  # As in the exporter, the rated frequency is used.
+            self._ticks, self._mhz = self._ticks[:0], self._mhz[:0]
         # On platforms 15 and 16, the time of a task is that of its record, not of its cycles.
         self._tick_ns = None
         if device.has_wide_task_ids:
@@ -419,8 +421,8 @@ class _Writer:
         kind = self._kinds[index]
         if self._tick_ns is None:
             # The frequency of the cores at the end of each task.
-            mhz = np.append(kind.frequency_mhz, self._changes.mhz.astype(np.float64))
-            frequency = mhz[np.searchsorted(self._changes.ticks, counted.end[chosen], "right")]
+            mhz = np.append(kind.frequency_mhz, self._mhz.astype(np.float64))
+            frequency = mhz[np.searchsorted(self._ticks, counted.end[chosen], "right")]
             time_ns = kind.time_on_cores_ns(cycles[chosen], frequency, blocks[chosen])
         else:
             ticks = (counted.end[chosen] - counted.start[chosen]).astype(np.int64)

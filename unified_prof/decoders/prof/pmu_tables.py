@@ -301,59 +301,36 @@ _UNKNOWN_DIE = -1
 _FREQUENCY_PLATFORMS = (5, 7)  # Platforms whose databases have AICORE_FREQ.
 
 
-@dataclass(frozen=True, slots=True)
-class Changes:
-    """Changes of the AI core frequency, sorted by time."""
-
-    ticks: NDArray[np.uint64]
-    mhz: Ints
-
-
-def read_changes(device: DeviceDirectory) -> Changes:
-    """Read the frequency changes of a device (lpmFreqConv, lpmInfoConv).
+def read_changes(device: DeviceDirectory) -> tuple[NDArray[np.uint64], Ints]:
+    """Return times and MHz of the AI core frequency's changes (lpmFreqConv, lpmInfoConv), by time.
 
     The last change before the start of the device is moved to the start; earlier changes are
     dropped.
     """
-    ticks: list[NDArray[np.uint64]] = [np.zeros(0, np.uint64)]
-    mhz: list[NDArray[np.uint64]] = [np.zeros(0, np.uint64)]
+    pairs: list[NDArray[np.uint64]] = [np.zeros((0, 2), np.uint64)]
     for name in ("lpmFreqConv", "lpmInfoConv"):
         file = device.data.get(name)
         for piece in file.pieces("lpm_freq") if file is not None else ():
             if name == "lpmInfoConv":
                 piece = piece[piece["kind"] == _FREQUENCY]
             words = piece["words"].reshape(len(piece), _ENTRIES, 2)
-            used = np.arange(_ENTRIES) < piece["count"][:, None]
-            ticks.append(words[used][:, 0])
-            mhz.append(words[used][:, 1] & np.uint64(0xFFFFFFFF))
-    time, value = np.concatenate(ticks), np.concatenate(mhz)
+            pairs.append(words[np.arange(_ENTRIES) < piece["count"][:, None]])
+    time, value = np.concatenate(pairs).T
     order = np.argsort(time, kind="stable")
-    time, value = time[order], value[order]
+    time, value = time[order], value[order] & np.uint64(0xFFFFFFFF)
     start = np.uint64(device.clocks.device_origin_ticks)
     before = max(int(np.searchsorted(time, start)) - 1, 0)
-    return Changes(np.maximum(time[before:], start), value[before:].astype(np.int64))
-
-
-def usable_changes(device: DeviceDirectory) -> Changes:
-    """Return the frequency changes to use for task times.
-
-    If any change is to 0 MHz, the result is empty, because the exporter then uses the rated
-    frequency.
-    """
-    changes = read_changes(device)
-    if (changes.mhz == 0).any():
-        return Changes(changes.ticks[:0], changes.mhz[:0])
-    return changes
+    return np.maximum(time[before:], start), value[before:].astype(np.int64)
 
 
 def decode_frequency(device: DeviceDirectory, sink: Sink) -> None:
     """Write AICORE_FREQ: the frequency at the start, at each change, and at the end if recorded."""
     if device.platform not in _FREQUENCY_PLATFORMS or device.clocks.device is None:
         return
-    changes = read_changes(device)
+    ticks, mhz = read_changes(device)
     session = device.session
-    freq = np.r_[device.device_info.integer("aic_frequency") or 0, changes.mhz]
-    time_ns = np.r_[session.start_ns, device.clocks.device.to_ns(changes.ticks)]
+    freq = np.r_[device.device_info.integer("aic_frequency") or 0, mhz]
+    time_ns = np.r_[session.start_ns, device.clocks.device.to_ns(ticks)]
     if session.ended:
         freq, time_ns = np.r_[freq, freq[-1]], np.r_[time_ns, session.end_ns]
     sink.write(

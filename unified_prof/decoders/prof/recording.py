@@ -381,8 +381,8 @@ def decode_recording(
     with ExitStack() as stack:
         host_side = None if prof.host is None else _decode_host(prof.host, file, stack)
         by_id = {device.device_id: device for device in prof.devices}
-        launched = set() if host_side is None else host_side.device_ids()
-        for device_id in sorted(by_id.keys() | launched):
+        launched = {} if host_side is None else host_side.launched_on
+        for device_id in sorted(by_id.keys() | launched.keys()):
             device = by_id.get(device_id)
             try:
                 decode_device(device_id, device, host_side, file)
