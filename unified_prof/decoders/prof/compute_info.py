@@ -164,9 +164,9 @@ class _OperatorColumns:
             (about.tensors[node], self.host.lists, described),
             (captured["tensors"], self.host.captured_lists, is_captured),
         ):
-            ids = lists.ids(tensors)
+            tensor_ids = lists.ids(tensors)
             for place, field in enumerate(_TENSOR_COLUMNS):
-                rows[field][chosen] = ids[:, place]
+                rows[field][chosen] = tensor_ids[:, place]
         self._set_dimensions(rows, sink)
         attribute = np.zeros(len(rows), np.uint64)
         attribute[described] = about.hashes[about.attribute[node]]
