@@ -49,7 +49,7 @@ CHANGES = {
 }
 
 
-def _known(totals: list[int]) -> tuple[int | None, ...]:
+def _plausible_totals(totals: list[int]) -> tuple[int | None, ...]:
     """Return the allocated, reserved and active bytes; None if a value is impossible."""
     return tuple(total if 0 <= total < _MAX_BYTES else None for total in totals)
 
@@ -333,7 +333,9 @@ class Replay:
                 for at, sign in enumerate(CHANGES[action]):
                     totals[at] += sign * size
                 if self._apply(action, now, size, entry, totals):
-                    self._tables.add_totals(now, _known(totals), stream_of(entry), self._device)
+                    self._tables.add_totals(
+                        now, _plausible_totals(totals), stream_of(entry), self._device
+                    )
             elif action == "oom":
                 self._out_of_memory(now, size, entry)
             elif action not in _IGNORED_ACTIONS:
@@ -359,14 +361,14 @@ class Replay:
                 self._anomalies["allocation_without_release"] += 1
                 self._write(self._live.pop(address))
             block = self._block(address, size, entry.get("frames"), entry)
-            block.allocated_ns, block.totals_at_allocation = now, _known(totals)
+            block.allocated_ns, block.totals_at_allocation = now, _plausible_totals(totals)
             self._live[address] = block
         elif action == "free_requested":
             freed = self._live.pop(address, None)
             if freed is None:
                 self._anomalies["release_without_allocation"] += 1
                 freed = self._block(address, size, None, entry)
-            freed.freed_ns, freed.totals_at_free = now, _known(totals)
+            freed.freed_ns, freed.totals_at_free = now, _plausible_totals(totals)
             if address in self._awaiting_free:
                 self._write(self._awaiting_free.pop(address))
             self._awaiting_free[address] = freed
