@@ -246,7 +246,7 @@ def test_host_only_operation_with_a_cheaper_alternative(
             begin = step * 10 * MS
             run.call(begin, begin + 10 * MS, f"ProfilerStep#{step}")
             run.call(begin + US, begin + US + 3 * MS, name)
-            run.call(begin + 4 * MS, begin + 9 * MS, "aten::linear")
+            run.call(begin + 3 * MS + 2 * US, begin + 10 * MS, "aten::linear")
     found = findings_by_kind(tmp_path / "run.db")
     assert found.keys() == ({"costly_operation"} if cost_ms else set())
     if cost_ms:

@@ -309,20 +309,13 @@ def _input_ranges(context: DeviceContext) -> list[Evidence]:
 
 def costly_operations(context: DeviceContext) -> Iterator[Cause]:
     """Find operations with a cheaper alternative that take much of the time."""
-    framework = context.recording.framework
-    assert framework is not None
     for name, (what, advice) in COSTLY.items():
 
         def is_costly(text: str, name: str = name) -> bool:
             return costly_name(text) == name
 
-        if context.device is None:
-            calls = context.ranges(is_costly)
-            cost = context.clip(framework.start_ns[calls], framework.end_ns[calls]).total_ns
-            change = None
-        else:
-            rows = np.flatnonzero(context.matches(context.operator, is_costly))
-            cost, change = context.busy_ns(rows), context.saving(rows)
+        rows = np.flatnonzero(context.matches(context.operator, is_costly))
+        cost = context.busy_ns(rows)
         if (share := context.share(cost)) >= COSTLY_SHARE:
             yield context.finding(
                 cost,
@@ -330,9 +323,9 @@ def costly_operations(context: DeviceContext) -> Iterator[Cause]:
                 kind="costly_operation",
                 advice=advice,
                 sure="possible",
-                change=change,
+                change=context.saving(rows),
                 figures={"operation": name, "share": round(share, 4)},
-                evidence=() if change is None else context.evidence(rows),
+                evidence=context.evidence(rows),
             )
 
 

@@ -65,6 +65,10 @@ LESS_COLLECTION = (
     "call gc.freeze() after the first steps and raise gc.set_threshold(), or gc.disable() and "
     "gc.collect() every n steps on all ranks"
 )
+LESS_RECOMPUTATION = (
+    "if memory allows, checkpoint fewer blocks, or use a selective policy "
+    "(torch.utils.checkpoint.create_selective_checkpoint_contexts) that keeps matmul results"
+)
 WARN_SHARE = 0.03  # Default minimum share of a step that a finding must cost.
 # Minimum saving as a share of the time, for rules with another limit on the cause or an uncertain
 # gain.

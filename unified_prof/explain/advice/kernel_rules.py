@@ -18,6 +18,7 @@ from unified_prof.arrays.grouping import Ints
 from unified_prof.explain.advice.device_context import PARTS, Cause, DeviceContext, matrix_kernels
 from unified_prof.explain.advice.idle_segments import (
     EVIDENCE_ROWS,
+    LESS_RECOMPUTATION,
     WARN_SHARE,
     Flags,
     percent,
@@ -487,7 +488,8 @@ TRAFFIC_SHARE = 0.5
 LAUNCH_GAP_NS = 10_000  # Longer gaps between kernels are not launch gaps of the device.
 
 
-def _is_step(name: str) -> bool:
+def is_optimizer_step(name: str) -> bool:
+    """Return True for the range that torch records around a step of an optimizer."""
     return name.startswith("Optimizer.step")
 
 
@@ -525,7 +527,7 @@ def unfused_optimizer(context: DeviceContext) -> Iterator[Cause]:
     length = tasks.length_ns[rows]
     tail = np.minimum(length, TAIL_NS)
     saved_ns = tail + TRAFFIC_SHARE * (length - tail) + gap_ns[tasks.row[rows]]
-    steps = context.ranges(_is_step, ahead=True)
+    steps = context.ranges(is_optimizer_step, ahead=True)
     change = context.saving(rows, saved_ns) | Selection(ranges=steps)
     cost = host_bound_ns + saved_ns.sum()
     busy_ns = context.busy_ns(rows)
@@ -582,6 +584,19 @@ def recomputation(context: DeviceContext) -> Iterator[Cause]:
     ranges = np.flatnonzero(framework.recorded)
     again = np.zeros(len(framework) + 1, bool)
     again[ranges] = recomputed(framework, ranges)
+    if context.device is None:
+        rows = np.flatnonzero(again)
+        cost = context.clip(framework.start_ns[rows], framework.end_ns[rows]).total_ns
+        if (share := context.share(cost)) >= PATTERN_SHARE:
+            yield context.finding(
+                cost,
+                "recomputation: activation checkpointing runs operations again, "
+                f"{percent(share)} of the time",
+                advice=LESS_RECOMPUTATION,
+                sure="certain",
+                figures={"recomputed_ns": cost, "share": round(share, 4)},
+            )
+        return
     call = framework.direct(context.recording.work.connection.to_array())[context.tasks.row]
     rows = np.flatnonzero(again[call] & (call >= 0) & (context.tasks.kind == KERNEL))
     share = context.share(context.busy_ns(rows))
@@ -592,8 +607,7 @@ def recomputation(context: DeviceContext) -> Iterator[Cause]:
         f"recomputation: activation checkpointing runs {plural(len(rows), 'kernel')} again, "
         f"{percent(share)} of the time",
         rows,
-        advice="if memory allows, checkpoint fewer blocks, or use a selective policy "
-        "(torch.utils.checkpoint.create_selective_checkpoint_contexts) that keeps matmul results",
+        advice=LESS_RECOMPUTATION,
         sure="certain",
         figures={"kernels": len(rows), "share": round(share, 4)},
     )
@@ -603,7 +617,7 @@ def _unfused_on_host(context: DeviceContext) -> Iterator[Cause]:
     """Find many operations of an optimizer with Python between them, without device tasks."""
     framework = context.recording.framework
     assert framework is not None
-    steps = context.ranges(_is_step)
+    steps = context.ranges(is_optimizer_step)
     if not len(steps):
         return
     optimizer = context.clip(framework.start_ns[steps], framework.end_ns[steps])

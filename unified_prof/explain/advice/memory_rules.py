@@ -246,19 +246,20 @@ def slow_steps(context: DeviceContext) -> Iterator[Cause]:
     cause = f"; {duration(compile_ns)} of it is compilation" if compiles else ""
     if collects:
         cause = f"; {duration(collecting_ns)} of it is garbage collection"
-    code = (
-        None
+    code, more_calls = (
+        (None, False)
         if compiles or collects
         else _grown_code(context, longest, float(length[longest]) - median)
     )
     if code is not None:
         cause = f"; most of it in {code}"
     regular = _are_periodic(np.isin(np.arange(len(length)), slow))
-    unexplained = context.device is None and not (compiles or collects or regular or code)
+    # Without a device, other programs make the same calls longer.
+    unexplained = context.device is None and not (compiles or collects or regular or more_calls)
     if regular:
         more = f" (one of {slow[1] - slow[0]} steps is slow)"
     elif unexplained:
-        cause = "; other programs on the same processors cause this, too"
+        cause += "; other programs on the same processors cause this, too"
     yield context.finding(
         cost * context.step_count / len(length),
         f"step {names[longest]} takes {duration(int(length[longest]))}, median "
@@ -268,7 +269,7 @@ def slow_steps(context: DeviceContext) -> Iterator[Cause]:
         else "use static or bucketed shapes, check TORCH_LOGS=recompiles"
         if compiles
         else "find what the program does in these steps only: evaluation, checkpoints, logging"
-        if regular or code is not None
+        if regular or (code is not None and not unexplained)
         else "record again: a cause within the program returns; if it does, look at this step in "
         "`uprof view`",
         sure="possible" if unexplained else "certain",
@@ -300,10 +301,13 @@ def _are_periodic(chosen: Flags) -> bool:
     return bool(rows[0] < gaps[0] and rows[-1] >= len(chosen) - gaps[0])
 
 
-def _grown_code(context: DeviceContext, slow: int, excess_ns: float) -> str | None:
-    """Return the innermost Python function or annotation that makes a slow step longer, or None."""
+def _grown_code(context: DeviceContext, slow: int, excess_ns: float) -> tuple[str | None, bool]:
+    """Return the innermost Python function or annotation that makes a slow step longer, or None.
+
+    The flag is true if the slow step calls it more often than others.
+    """
     if context.quick:
-        return None
+        return None, False
     code, least_ns = context.host_code, COVERED_SHARE * excess_ns
     step = step_of(code.start_ns, context.recording.steps)
     rows = np.flatnonzero((step >= 0) & np.isin(code.thread, context.step_threads))
@@ -318,12 +322,14 @@ def _grown_code(context: DeviceContext, slow: int, excess_ns: float) -> str | No
     # Functions around the cause grow as much as it, or more.
     found = long[growth >= least_ns]
     if not len(found):
-        return None
+        return None, False
     of_step = of_step[np.isin(code.number[of_step], found)]
     innermost = of_step[np.argmax(code.start_ns[of_step])]
     text = code.texts[int(code.number[innermost])]
     frame = FRAME.match(text)
-    return f"{frame['name']} at {frame['file']}:{frame['line']}" if frame else text
+    calls = np.bincount(step[rows[code.number[rows] == code.number[innermost]]], minlength=shape[0])
+    named = f"{frame['name']} at {frame['file']}:{frame['line']}" if frame else text
+    return named, bool(calls[slow + 1] > np.median(calls))
 
 
 def steps_grow(context: DeviceContext) -> Iterator[Cause]:

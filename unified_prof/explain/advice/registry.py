@@ -16,6 +16,7 @@ import numpy as np
 from unified_prof.arrays import intervals
 from unified_prof.explain.advice import (
     communication_rules,
+    host_only,
     host_rules,
     kernel_rules,
     memory_rules,
@@ -148,7 +149,8 @@ RULES: tuple[Rule, ...] = (
     Rule(wait_rules.allocation_stalls, both(device, host_in_steps), cheap=True),
     Rule(wait_rules.compile_stalls, host_in_steps, cheap=True),
     Rule(host_rules.input_wait, framework, cheap=True),
-    Rule(host_rules.costly_operations, framework),
+    Rule(host_only.operations_of_steps, framework),
+    Rule(host_rules.costly_operations, both(device, framework)),
     Rule(wait_rules.blocking_launches, loop),
     Rule(wait_rules.synchronising_calls, loop),
     Rule(kernel_rules.unfused_optimizer, framework),
@@ -162,7 +164,7 @@ RULES: tuple[Rule, ...] = (
     Rule(kernel_rules.fills),
     Rule(kernel_rules.format_conversions),
     Rule(kernel_rules.unfused_attention),
-    Rule(kernel_rules.recomputation, both(device, framework)),
+    Rule(kernel_rules.recomputation, framework),
     Rule(npu_rules.fusible_sequences, only="NPU"),
     Rule(memory_rules.slow_steps, steps, cheap=True),
     Rule(memory_rules.steps_grow, steps, cheap=True),

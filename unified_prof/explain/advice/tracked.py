@@ -88,17 +88,14 @@ class Tracked:
         evidence: Sequence[Evidence] = (),
         steps: tuple[int, ...] | None = None,
     ) -> Finding:
-        """Return a finding of this run; its cost is appended to the text.
-
-        Its kind is by default the name of its rule.
-        """
+        """Return a finding of this run; its kind is by default the name of its rule."""
         timed = tuple(int(one.name) for one in self.timed if one.name.isdecimal())
         return Finding(
             kind=kind,
             **describe_run(self.facts),
             steps=timed if steps is None else steps,
             cost_ms_per_step=round(cost_ns / 1e6, 6),
-            text=f"{text}; saves up to {duration(cost_ns)} per iteration" if cost_ns else text,
+            text=text,
             figures=figures,
             advice=advice,
             sure=sure,

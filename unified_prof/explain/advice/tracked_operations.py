@@ -12,7 +12,14 @@ from numpy.typing import NDArray
 
 from unified_prof.base.text import parsed_fact
 from unified_prof.explain.advice import tracked
-from unified_prof.explain.advice.idle_segments import COSTLY, EVIDENCE_ROWS, costly_name, percent
+from unified_prof.explain.advice.idle_segments import (
+    COSTLY,
+    EVIDENCE_ROWS,
+    LESS_RECOMPUTATION,
+    costly_name,
+    duration,
+    percent,
+)
 from unified_prof.explain.advice.tracked import PART_SHARE, Tracked
 from unified_prof.recording.calls import UNKNOWN, Calls
 from unified_prof.recording.model import Advice, Finding, NotJudged, timed_steps
@@ -122,7 +129,8 @@ def recomputation(run: Tracked) -> Iterator[Finding]:
     known = np.flatnonzero(calls.recomputed_ns != UNKNOWN)
     names, number, count = np.unique(calls.name[known], return_inverse=True, return_counts=True)
     times = np.bincount(number, weights=calls.recomputed_ns[known])
-    whole = float(times.sum())
+    # With the Python code between the operations, if known.
+    whole = max(float(times.sum()), run.parts_ns.get("recomputation", 0))
     share = run.share(whole)
     if share < PART_SHARE:
         return
@@ -130,8 +138,7 @@ def recomputation(run: Tracked) -> Iterator[Finding]:
         whole,
         f"recomputation: activation checkpointing runs {len(known)} operations again, "
         f"{run.of_iteration(share)}",
-        advice="if memory allows, checkpoint fewer blocks, or use a selective policy "
-        "(torch.utils.checkpoint.create_selective_checkpoint_contexts) that keeps matmul results",
+        advice=LESS_RECOMPUTATION,
         sure="certain",
         figures={"recomputed_ns": round(whole), "share": round(share, 4)},
         evidence=[
@@ -180,6 +187,7 @@ _SAME = {
     "rmul": "mul",
     "radd": "add",
     "rsqrt": "sqrt",
+    **dict.fromkeys(("select", "slice", "index"), "getitem"),  # in traces
 }
 _LINKS = frozenset(
     "matmul softmax div truediv mul masked_fill add sub dropout pow tanh mean rsqrt "
@@ -523,8 +531,14 @@ RULES: tuple[tuple[Callable[[Tracked], Iterator[Finding]], Callable[[Tracked], b
 
 def advise(run: Tracked) -> Advice:
     """Evaluate the rules and return the findings, most expensive first."""
+
+    def described(finding: Finding, kind: str) -> Finding:
+        cost_ms = finding.cost_ms_per_step
+        saves = f"; saves up to {duration(cost_ms * 1e6)} per iteration" if cost_ms else ""
+        return replace(finding, kind=finding.kind or kind, text=finding.text + saves)
+
     by_rule = {
-        rule.__name__: [replace(one, kind=one.kind or rule.__name__) for one in rule(run)]
+        rule.__name__: [described(one, rule.__name__) for one in rule(run)]
         if has_data(run)
         else None
         for rule, has_data, _ in RULES

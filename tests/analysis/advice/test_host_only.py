@@ -1,0 +1,111 @@
+"""Findings in recordings without a device, each with a twin that has none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.analysis.advice.faulty_runs import MS, US, FaultyRun, findings_by_kind, saving_ns
+from unified_prof.base.columns import API_MARK, API_PYTHON
+
+ATTENTION = ("aten::matmul", "aten::div", "aten::softmax", "aten::matmul")
+
+
+@pytest.mark.parametrize("operations", [ATTENTION, ("aten::matmul", "aten::gelu") * 2])
+def test_attention_of_single_operations_costs_softmax_and_its_scaling(
+    tmp_path: Path, operations: tuple[str, ...]
+) -> None:
+    with FaultyRun(tmp_path / "run.db") as run:
+        end = 0
+        for step in range(5):
+            # Another program takes the processor during one operation of one step.
+            lengths = [2 * MS, (12 if step == 3 else 2) * MS, 2 * MS, 2 * MS]
+            run.call(end, end + sum(lengths), f"ProfilerStep#{step}")
+            for name, length in zip(operations, lengths, strict=True):
+                run.call(end, end + length, name)
+                end += length
+    found = findings_by_kind(tmp_path / "run.db")
+    assert ("unfused_chain" in found) == (operations == ATTENTION)
+    if operations == ATTENTION:
+        finding = found["unfused_chain"]
+        assert saving_ns(finding) == pytest.approx(
+            0.5 * (4 * 8 + 10) / 4 * MS, rel=0.01
+        )  # of the mean step
+        assert "with_stack" in finding.advice
+
+
+@pytest.mark.parametrize("regular", [True, False])
+def test_gaps_at_the_same_place_of_each_step_are_time_between_operations(
+    tmp_path: Path, regular: bool
+) -> None:
+    """Gaps at other places in each step are those of other programs."""
+    with FaultyRun(tmp_path / "run.db") as run:
+        for step in range(6):
+            begin = step * 10 * MS
+            run.call(begin, begin + 10 * MS, f"ProfilerStep#{step}")
+            gap = 3 if regular else step
+            start = begin
+            for at in range(7):
+                if at == gap:
+                    run.call(start, start + 3 * MS, "/home/me/log.py(7): write", kind=API_PYTHON)
+                    start += 3 * MS
+                run.call(start, start + MS, f"aten::operation{at}")
+                start += MS
+    found = findings_by_kind(tmp_path / "run.db")
+    assert ("time_between_operations" in found) == regular
+    if regular:
+        finding = found["time_between_operations"]
+        assert saving_ns(finding) == pytest.approx(3 * MS, rel=0.02)
+        assert "write at /home/me/log.py:7 before aten::operation3" in finding.text
+
+
+def test_gaps_of_data_loading_and_of_the_optimizer_have_other_findings(tmp_path: Path) -> None:
+    loader = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+    with FaultyRun(tmp_path / "run.db") as run:
+        for step in range(5):
+            begin = step * 10 * MS
+            run.call(begin, begin + 10 * MS, f"ProfilerStep#{step}")
+            run.call(begin, begin + 3 * MS, loader, kind=API_MARK)
+            run.call(begin + 3 * MS, begin + 7 * MS, "aten::linear")
+            run.call(begin + 7 * MS, begin + 10 * MS, "Optimizer.step#SGD.step", kind=API_MARK)
+    assert findings_by_kind(tmp_path / "run.db").keys() == {"input_wait"}
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_recomputed_operations_cost_their_time(tmp_path: Path, again: bool) -> None:
+    frame = "torch/utils/checkpoint.py(1500): recompute_fn" if again else "model.py(4): forward"
+    with FaultyRun(tmp_path / "run.db") as run:
+        for step in range(5):
+            begin = step * 10 * MS
+            run.call(begin, begin + 10 * MS, f"ProfilerStep#{step}")
+            run.call(begin, begin + 6 * MS, "aten::linear")
+            run.call(begin + 6 * MS, begin + 10 * MS, frame, kind=API_PYTHON)
+            run.call(begin + 6 * MS, begin + 10 * MS, "aten::linear")
+    found = findings_by_kind(tmp_path / "run.db")
+    assert ("recomputation" in found) == again
+    if again:
+        assert saving_ns(found["recomputation"]) == 4 * MS
+
+
+@pytest.mark.parametrize("calls", [1, 3])
+def test_longer_calls_of_a_slow_step_may_be_those_of_other_programs(
+    tmp_path: Path, calls: int
+) -> None:
+    with FaultyRun(tmp_path / "run.db") as run:
+        begin = 0
+        for step in range(8):
+            slow = step == 5
+            length = (30 if slow else 10) * MS
+            run.call(begin, begin + length, f"ProfilerStep#{step}")
+            count = calls if slow else 1
+            for at in range(count):
+                start = begin + at * length // count
+                end = begin + (at + 1) * length // count
+                run.call(start, end, "/home/me/train.py(3): forward", kind=API_PYTHON)
+                run.call(start, end, "aten::linear")
+            begin += length
+    finding = findings_by_kind(tmp_path / "run.db")["slow_steps"]
+    assert "forward at /home/me/train.py:3" in finding.text
+    assert finding.sure == ("possible" if calls == 1 else "certain")
+    assert ("other programs" in finding.text) == (calls == 1)
