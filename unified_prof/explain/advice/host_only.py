@@ -92,9 +92,10 @@ def _as_iteration(context: DeviceContext) -> Tracked:
 
 
 def _gaps(context: DeviceContext) -> Gaps:
-    """Return long gaps between operations, by the Python function that covers them, else by place.
+    """Return long gaps of each step, by the Python function that covers them, else by place.
 
-    Other programs on the same processors cause gaps, too: at other places in each step.
+    Other programs on the same processors make gaps longer, and others at other places: the shortest
+    gap at a place counts.
     """
     framework = context.recording.framework
     assert framework is not None
@@ -117,6 +118,8 @@ def _gaps(context: DeviceContext) -> Gaps:
         frame = FRAME.match(code)
         place = f"{frame['name']} at {frame['file']}:{frame['line']}" if frame else "code"
         spent_ns[f"{place} before {texts[number[at]]}"][step[at]] += end - begin
-    usual = {place: one for place, one in spent_ns.items() if np.median(one) > 0}
-    times_ns = np.array([*usual.values()], np.float64).reshape(-1, context.step_count)
-    return Gaps(np.zeros(len(usual), np.int64), tuple(usual), times_ns)
+    # The last step may end before the operation after the gap.
+    usual_ns = {place: np.sort(one)[min(1, len(one) - 1)] for place, one in spent_ns.items()}
+    places = tuple(place for place, ns in usual_ns.items() if ns)
+    times_ns = np.array([[usual_ns[place]] for place in places], np.float64).reshape(-1, 1)
+    return Gaps(np.zeros(len(places), np.int64), places, times_ns)

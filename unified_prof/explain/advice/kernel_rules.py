@@ -630,7 +630,9 @@ def _unfused_on_host(context: DeviceContext) -> Iterator[Cause]:
     if fused.sum() >= FUSED_SHARE * len(calls):
         return
     working = intervals.merge(framework.start_ns[calls], framework.end_ns[calls])
-    cost = intervals.subtract(optimizer, working).total_ns
+    between = intervals.subtract(optimizer, working)
+    # Longer gaps than usual are those of other programs.
+    cost = int(np.median(between.end_ns - between.start_ns)) * len(between)
     share = context.share(optimizer.total_ns)
     if share < OPTIMIZER_SHARE or context.share(cost) < WARN_SHARE:
         return

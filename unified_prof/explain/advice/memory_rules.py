@@ -304,7 +304,8 @@ def _are_periodic(chosen: Flags) -> bool:
 def _grown_code(context: DeviceContext, slow: int, excess_ns: float) -> tuple[str | None, bool]:
     """Return the innermost Python function or annotation that makes a slow step longer, or None.
 
-    The flag is true if the slow step calls it more often than others.
+    The flag is true if the slow step does more than others: it runs more operations, or only it
+    calls this function, which runs none.
     """
     if context.quick:
         return None, False
@@ -327,9 +328,18 @@ def _grown_code(context: DeviceContext, slow: int, excess_ns: float) -> tuple[st
     innermost = of_step[np.argmax(code.start_ns[of_step])]
     text = code.texts[int(code.number[innermost])]
     frame = FRAME.match(text)
-    calls = np.bincount(step[rows[code.number[rows] == code.number[innermost]]], minlength=shape[0])
     named = f"{frame['name']} at {frame['file']}:{frame['line']}" if frame else text
-    return named, bool(calls[slow + 1] > np.median(calls))
+    only_there = bool((step[rows[code.number[rows] == code.number[innermost]]] == slow + 1).all())
+    framework = context.recording.framework
+    if framework is None:
+        return named, only_there
+    start_ns = framework.start_ns[np.flatnonzero(framework.recorded)]
+    inside = (start_ns >= code.start_ns[innermost]) & (start_ns < code.end_ns[innermost])
+    ran = step_of(start_ns, context.recording.steps)
+    operations = np.bincount(ran[ran >= 0], minlength=shape[0])
+    # Short calls are not recorded: those of operations are short in other steps.
+    more = bool(operations[slow + 1] > np.median(operations))
+    return named, more or (only_there and not inside.any())
 
 
 def steps_grow(context: DeviceContext) -> Iterator[Cause]:

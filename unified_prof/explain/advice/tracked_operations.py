@@ -318,9 +318,8 @@ def _repeated(run: Tracked) -> list[_Group]:
     ]
     places: dict[str, list[_Group]] = {}
     for one in (*found, *(one for one in _outside(run) if one.runs >= LOOP_CALLS)):
-        # Outside of modules, a loop of several lines is one.
-        place = one.line.rpartition(":")[0] if one.is_outside else one.line
-        places.setdefault(place, []).append(one)
+        # A loop of several lines is one.
+        places.setdefault(one.line.rpartition(":")[0], []).append(one)
     own = max(places.values(), key=lambda some: sum(one.ns for one in some), default=[])
     own.sort(key=lambda one: -one.ns)
     return own if run.share(sum(one.ns for one in own)) >= LOOP_SHARE else []
