@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.analysis.advice.faulty_runs import MS, US, FaultyRun, findings_by_kind, saving_ns
+from tests.analysis.advice.faulty_runs import MS, FaultyRun, findings_by_kind, saving_ns
 from unified_prof.base.columns import API_MARK, API_PYTHON
 
 ATTENTION = ("aten::matmul", "aten::div", "aten::softmax", "aten::matmul")

@@ -180,6 +180,7 @@ GELU += [("add", 2.0), ("mul", 3.0)]
             ],
             9,
         ),
+        ("embedding lookup", [("one_hot", 4.0), ("float", 2.0), ("matmul", 9.0)], 15),
         (
             "softmax attention",
             [("matmul", 20.0), ("truediv", 3.0), ("softmax", 6.0), ("__matmul__", 20.0)],
@@ -207,6 +208,15 @@ def test_a_function_written_as_single_operations_is_found(
     assert findings(tracked(*[(name, "model.py:7", ms) for name, ms in interrupted])) == {}
     files = [(name, f"{number}.py:7", ms) for number, (name, ms) in enumerate(names)]
     assert findings(tracked(*files)) == {}
+
+
+@pytest.mark.parametrize("backward_ms", [0, 30])
+def test_activations_without_a_backward_pass_are_unused(backward_ms: int) -> None:
+    run = tracked(("linear", "m.py:3", 30.0), parts={"backward": backward_ms})
+    run = replace(run, calls=replace(run.calls, activation_bytes=np.array([3 << 20])))
+    found = findings(run)
+    assert found.keys() == (set() if backward_ms else {"unused_activations"})
+    assert backward_ms or "3.0 MiB" in found["unused_activations"].text
 
 
 @pytest.mark.parametrize(

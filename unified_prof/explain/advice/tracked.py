@@ -17,7 +17,7 @@ from unified_prof.explain.advice.idle_segments import (
     duration,
     percent,
 )
-from unified_prof.recording.calls import Calls
+from unified_prof.recording.calls import Calls, known_sum
 from unified_prof.recording.model import (
     PERIODIC_PARTS,
     Evidence,
@@ -267,6 +267,20 @@ def slow_modes(run: Tracked) -> Iterator[Finding]:
         if fact in run.facts:
             text = text.format(run.facts[fact])
             yield run.finding(0, text, kind=kind, advice=advice, sure="certain", figures={})
+
+
+def unused_activations(run: Tracked) -> Iterator[Finding]:
+    """Find inference that saves activations for a backward pass that never runs; cost unknown."""
+    saved = known_sum(run.calls.activation_bytes) or 0
+    if saved and not {"backward", "optimizer"} & {part for part, ns in run.parts_ns.items() if ns}:
+        yield run.finding(
+            0,
+            f"no backward pass uses the activations that forward passes save ({saved / 2**20:.1f} "
+            "MiB)",
+            advice="run inference under torch.inference_mode()",
+            sure="likely",
+            figures={"activation_bytes": saved},
+        )
 
 
 def repeated_backward(run: Tracked) -> Iterator[Finding]:

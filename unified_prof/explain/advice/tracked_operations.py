@@ -178,6 +178,12 @@ CHAINS = (
         "torch.nn.functional.layer_norm",
     ),
     Chain("RMSNorm", ("pow", "mean", "sqrt", "mul"), None, "torch.nn.functional.rms_norm"),
+    Chain(
+        "embedding lookup",
+        ("one_hot", "matmul"),
+        frozenset({"one_hot", "float", "to", "type", "matmul"}),
+        "torch.nn.functional.embedding",
+    ),
 )
 # Operations that may be part of a chain, by other names of the same operation.
 _SAME = {
@@ -190,7 +196,7 @@ _SAME = {
     **dict.fromkeys(("select", "slice", "index"), "getitem"),  # in traces
 }
 _LINKS = frozenset(
-    "matmul softmax div truediv mul masked_fill add sub dropout pow tanh mean rsqrt "
+    "one_hot matmul softmax div truediv mul masked_fill add sub dropout pow tanh mean rsqrt "
     "transpose sqrt float to contiguous "
     # A mask that is built between the product and softmax.
     "ones zeros full arange tril triu ones_like zeros_like full_like where masked_fill_ bool type "
@@ -406,10 +412,15 @@ def costly_operations(run: Tracked) -> Iterator[Finding]:
         for row in parsed_fact(run.facts, "repeated_work", list)
         if isinstance(row, dict) and "new" not in row and costly_name(str(row.get("name")))
     }
+    chained = {row["line"] for one in unfused_chains(run) for row in one.evidence}
     for (name, line), cost in _costly(run).items():
         what, advice = COSTLY[name]
-        # `repeated_work` tells more about known values.
-        if line not in known and (share := run.share(cost)) >= PART_SHARE:
+        # `repeated_work` tells more about known values, and a chain more about one of its links.
+        if (
+            line not in known
+            and not (name == "one_hot" and line in chained)
+            and (share := run.share(cost)) >= PART_SHARE
+        ):
             yield run.finding(
                 cost,
                 f"{name}: {what} at {line} takes {run.of_iteration(share)}",
@@ -493,6 +504,7 @@ RULES: tuple[tuple[Callable[[Tracked], Iterator[Finding]], Callable[[Tracked], b
             tracked.periodic_work,
             tracked.slow_modes,
             other_code,
+            tracked.unused_activations,
             tracked.repeated_backward,
             tracked.padding,
         )
