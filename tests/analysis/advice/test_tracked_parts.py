@@ -227,6 +227,8 @@ def test_activations_without_a_backward_pass_are_unused(backward_ms: int) -> Non
         ({"torch_threads": "1", "processors": "1"}, {"forward": 80}, False),
         ({"torch_threads": "1", "processors": "4", "rank": "0"}, {"forward": 80}, False),
         ({"torch_threads": "1", "processors": "4"}, {"forward": 30}, False),
+        # Other programs use the processors.
+        ({"torch_threads": "1", "processors": "4"}, {"forward": 60, "waiting_for_cpu": 20}, False),
     ],
 )
 def test_one_thread_on_a_host_with_more_processors(

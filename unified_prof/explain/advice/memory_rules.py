@@ -339,7 +339,8 @@ def _grown_code(context: DeviceContext, slow: int, excess_ns: float) -> tuple[st
     operations = np.bincount(ran[ran >= 0], minlength=shape[0])
     # Short calls are not recorded: those of operations are short in other steps.
     more = bool(operations[slow + 1] > np.median(operations))
-    return named, more or (only_there and not inside.any())
+    alone = only_there and not inside.any() and not text.startswith("<built-in")
+    return named, more or alone
 
 
 def steps_grow(context: DeviceContext) -> Iterator[Cause]:

@@ -232,6 +232,8 @@ def single_thread(run: Tracked) -> Iterator[Finding]:
         passes_ns = min(passes_ns, int(times_ns[times_ns >= DIVISIBLE_NS].sum()))
     share = run.share(passes_ns)
     alone = parsed_fact(run.facts, "torch_threads", int) == 1 and "rank" not in run.facts
+    # Without a free processor, more threads are slower.
+    alone &= run.parts_ns.get("waiting_for_cpu", 0) <= WAITED_SHARE * run.median_ns
     if not alone or processors < 2 or share < 0.5:
         return
     yield run.finding(
