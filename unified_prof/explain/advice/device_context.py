@@ -52,6 +52,8 @@ _SAMPLES, _MOST, _MAX_NAME = 100, 0.6, 60
 COVERED_SHARE = 0.5
 # ...unless it is so many times longer that it does not explain the gap, as a training loop.
 MAX_COVER_LENGTHS = 20
+# Shorter gaps are between launches: the function around them does not explain them.
+MIN_NAMED_GAP_NS = 500_000
 
 FRAME = re.compile(r"(?P<file>[^\n]+?)\((?P<line>\d+)\): (?P<name>.+)$")
 _STEP = re.compile(r"ProfilerStep\b")
@@ -61,6 +63,11 @@ _WAITS = re.compile(
     r"(?:get|wait|select|poll|accept|recv\w*)$"
     r"|^<built-in (?:method|function) (?:acquire|select|poll|sleep|recv\w*)\b"
 )
+
+
+def is_optimizer_step(name: str) -> bool:
+    """Return True for the range that torch records around a step of an optimizer."""
+    return name.startswith("Optimizer.step")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

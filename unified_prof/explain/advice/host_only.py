@@ -3,33 +3,38 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from unified_prof.arrays import intervals
 from unified_prof.arrays.grouping import AnyInts, Ints
-from unified_prof.explain.advice import tracked_operations as rules
-from unified_prof.explain.advice.device_context import FRAME, Cause, DeviceContext
-from unified_prof.explain.advice.host_rules import MIN_NAMED_GAP_NS
-from unified_prof.explain.advice.kernel_rules import is_optimizer_step
+from unified_prof.explain.advice.device_context import (
+    FRAME,
+    MIN_NAMED_GAP_NS,
+    Cause,
+    DeviceContext,
+    is_optimizer_step,
+)
 from unified_prof.explain.advice.tracked import Tracked
 from unified_prof.recording import names
 from unified_prof.recording.calls import Calls
-from unified_prof.recording.model import Gaps, Step
+from unified_prof.recording.model import Finding, Gaps, Step
 from unified_prof.recording.python_frames import user_frame
 from unified_prof.recording.steps import step_of
 
+# A rule for tracked workloads.
+TrackedRule = Callable[[Tracked], Iterator[Finding]]
 
-def operations_of_steps(context: DeviceContext) -> Iterator[Cause]:
-    """Find costly operations, chains of operations, loops and time between operations."""
+
+def evaluate(
+    context: DeviceContext, anywhere: Sequence[TrackedRule], in_steps: Sequence[TrackedRule]
+) -> Iterator[Cause]:
+    """Evaluate rules for tracked workloads, some of them only if steps and lines were recorded."""
     if context.device is not None or context.recording.calls.total_ns is None:
         return
     run, has_lines = _as_iteration(context), context.recording.calls.line is not None
-    evaluated = [rules.unfused_chains, rules.costly_operations]
-    evaluated += [rules.time_between_operations] * (run.gaps is not None)
-    evaluated += [rules.loops] * (has_lines and run.gaps is not None)
-    for rule in evaluated:
+    for rule in (*anywhere, *(in_steps if context.steps and has_lines else ())):
         for one in rule(run):
             cost_ns = run.share(1e6 * one.cost_ms_per_step) * context.analyzed_ns
             yield context.finding(
@@ -86,7 +91,7 @@ def _as_iteration(context: DeviceContext) -> Tracked:
             module=None if calls.module is None else calls.module[chosen],
             line=(line if calls.line is None else calls.line)[chosen],
         ),
-        gaps=_gaps(context) if context.steps else None,
+        gaps=_gaps(context),
         facts=context.facts,
     )
 
@@ -99,6 +104,8 @@ def _gaps(context: DeviceContext) -> Gaps:
     """
     framework = context.recording.framework
     assert framework is not None
+    if not context.steps:
+        return Gaps(np.zeros(0, np.int64), (), np.zeros((0, 1)))
     working = framework.recorded.copy()
     for has_rule in (names.FETCHES_INPUT, is_optimizer_step):
         working[framework.matching(has_rule)] = True

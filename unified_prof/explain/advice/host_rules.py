@@ -9,7 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays import intervals
-from unified_prof.explain.advice.device_context import COVERED_SHARE, FRAME, Cause, DeviceContext
+from unified_prof.explain.advice.device_context import (
+    COVERED_SHARE,
+    FRAME,
+    MIN_NAMED_GAP_NS,
+    Cause,
+    DeviceContext,
+)
 from unified_prof.explain.advice.idle_segments import (
     COSTLY,
     EVIDENCE_ROWS,
@@ -182,10 +188,6 @@ def _longest_gaps(context: DeviceContext) -> Sequence[Evidence]:
             row.pop("line", None)
             row |= {**cover, "next": key[0]}
     return [{"name": row["name"], **row} for _, row in result]
-
-
-# Shorter gaps are between launches: the function around them does not explain them.
-MIN_NAMED_GAP_NS = 500_000
 
 
 def _covering_code(context: DeviceContext, begin: int, end: int, task: int) -> Evidence | None:

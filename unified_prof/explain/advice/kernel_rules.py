@@ -15,7 +15,13 @@ from numpy.typing import NDArray
 
 from unified_prof.arrays import intervals
 from unified_prof.arrays.grouping import Ints
-from unified_prof.explain.advice.device_context import PARTS, Cause, DeviceContext, matrix_kernels
+from unified_prof.explain.advice.device_context import (
+    PARTS,
+    Cause,
+    DeviceContext,
+    is_optimizer_step,
+    matrix_kernels,
+)
 from unified_prof.explain.advice.idle_segments import (
     EVIDENCE_ROWS,
     LESS_RECOMPUTATION,
@@ -486,11 +492,6 @@ TAIL_NS = 2_000
 # ...and this share of the rest, because Adam reads and writes 7 tensors instead of 14.
 TRAFFIC_SHARE = 0.5
 LAUNCH_GAP_NS = 10_000  # Longer gaps between kernels are not launch gaps of the device.
-
-
-def is_optimizer_step(name: str) -> bool:
-    """Return True for the range that torch records around a step of an optimizer."""
-    return name.startswith("Optimizer.step")
 
 
 def unfused_optimizer(context: DeviceContext) -> Iterator[Cause]:

@@ -21,6 +21,7 @@ from unified_prof.explain.advice import (
     kernel_rules,
     memory_rules,
     npu_rules,
+    tracked_operations,
     wait_rules,
 )
 from unified_prof.explain.advice.device_context import Cause, DeviceContext
@@ -127,6 +128,13 @@ def _described(finding: Finding, kind: str, context: DeviceContext) -> Finding:
     return replace(finding, sure=sure, text=finding.text + context.slowed_host)
 
 
+def operations_of_steps(context: DeviceContext) -> Iterator[Cause]:
+    """Find costly operations, chains, gaps and loops in recordings without a device."""
+    rules = tracked_operations
+    anywhere = (rules.unfused_chains, rules.costly_operations, rules.time_between_operations)
+    yield from host_only.evaluate(context, anywhere, in_steps=(rules.loops,))
+
+
 _COLLECTIVES = both(device, tables("COMMUNICATION_OP", why="no collectives recorded"))
 _MESSAGES = both(device, tables("COMMUNICATION_TASK_INFO", why="no collective tasks recorded"))
 _GRIDS = both(device, tables("UPROF_GPU_TASKS", why="grid sizes not recorded"))
@@ -149,7 +157,7 @@ RULES: tuple[Rule, ...] = (
     Rule(wait_rules.allocation_stalls, both(device, host_in_steps), cheap=True),
     Rule(wait_rules.compile_stalls, host_in_steps, cheap=True),
     Rule(host_rules.input_wait, framework, cheap=True),
-    Rule(host_only.operations_of_steps, framework),
+    Rule(operations_of_steps, framework),
     Rule(host_rules.costly_operations, both(device, framework)),
     Rule(wait_rules.blocking_launches, loop),
     Rule(wait_rules.synchronising_calls, loop),
