@@ -444,7 +444,7 @@ def record(paths: list[Path]) -> int:
     settings = RECORD / "rc"
     settings.write_text(
         f"[run]\nsource = unified_prof\ndata_file = {RECORD / 'data'}\nparallel = true\n"
-        "patch = fork, _exit\n",
+        "patch = fork, _exit\nplugins = mutate_context\n",
         encoding="utf-8",
     )
     coverage = [sys.executable, "-m", "coverage"]
@@ -453,9 +453,14 @@ def record(paths: list[Path]) -> int:
     done = subprocess.run(
         [*command, "-p", "mutate_plugin", *map(str, paths)],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": path, mutate_plugin.COSTS: str(COSTS)},
+        env={
+            **os.environ,
+            "PYTHONPATH": path,
+            "COVERAGE_PROCESS_START": str(settings),  # also in processes that tests start
+            mutate_plugin.COSTS: str(COSTS),
+        },
     )
-    command = [*coverage, "combine", "-q", "--append", f"--rcfile={settings}"]
+    command = [*coverage, "combine", "-q", "--append", f"--data-file={RECORD / 'data'}"]
     subprocess.run(command, cwd=ROOT, check=True)
     return done.returncode
 

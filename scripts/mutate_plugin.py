@@ -21,6 +21,7 @@ from pathlib import Path
 from types import CodeType, FunctionType
 
 import pytest
+from mutate_context import TEST
 
 import unified_prof
 
@@ -33,16 +34,12 @@ FIXTURE = " uses "  # in the name of what a fixture runs that several tests shar
 MEMORY_BYTES = 4 << 30
 IMPORTED = "runs at import"  # verdict: the mutant changes no function
 
-_context = ""
 _records: dict[str, tuple[float, list[str]]] = {}
 
 
 def _switch(context: str) -> str:
-    global _context
-    from coverage import Coverage
-
-    before, _context = _context, context
-    Coverage.current().switch_context(context)
+    before = os.environ.get(TEST, "")
+    os.environ[TEST] = context
     return before
 
 

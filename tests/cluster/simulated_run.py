@@ -48,6 +48,8 @@ class Plan:
     per_host: int = 4
     seed: int = 0
     noise: float = 0.01
+    network_gb_per_s: float = 20.0
+    """Bandwidth between hosts."""
     setup_ns: int = 0
     skew_ns: int = 2_000_000
     drift_ppm: float = 0.0
@@ -262,7 +264,7 @@ class _Simulation:
 
     def speed(self, ranks: Sequence[int]) -> float:
         near = len({self.plan.host(rank) for rank in ranks}) == 1
-        speed = 150.0 if near else 20.0
+        speed = 150.0 if near else self.plan.network_gb_per_s
         for pair, factor in self.plan.slow_links.items():
             if self.faulty and set(pair) <= set(ranks):
                 speed /= factor

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -450,3 +450,59 @@ def one_interval(mark: int, parts: tuple[int, int, int], following: int | None) 
         communication={"kind": [0, 1], "group": [-1, -1]},
     )
     return SimpleNamespace(matched=SimpleNamespace(partials=[partial]), kernels="kernels")
+
+
+# Sends from rank r to r + 8 between three pipeline stages of 8 ranks on four hosts of 6.
+STAGES = Plan(tp=1, dp=8, pp=3, per_host=6, batches=4)
+
+
+@pytest.mark.parametrize(
+    ("sources", "ranks", "direction", "words"),
+    [
+        (range(6), range(6), "out", "traffic from host host0 to other hosts"),
+        ((4, 5, 6, 7, 8, 9), range(12, 18), "in", "traffic from other hosts to host host2"),
+        ((10, 11), (10, 11, 18, 19), "out", "traffic from host host1 to host host3"),
+    ],
+)
+def test_slow_links_with_a_common_end_are_one_finding_about_it(
+    sources: Sequence[int], ranks: Sequence[int], direction: str, words: str
+) -> None:
+    plan = replace(STAGES, slow_links={(rank, rank + 8): 4.0 for rank in sources})
+    found, run = findings_of(plan)
+    assert [(one.kind, one.ranks) for one in found] == [("slow_host_link", tuple(ranks))]
+    assert words in found[0].text
+    assert f"({len(sources)} links or groups" in found[0].text
+    assert sorted(found[0].links) == sorted((rank, rank + 8) for rank in sources)
+    figures = found[0].figures
+    assert (figures["direction"], figures["links"]) == (direction, len(sources))
+    assert figures["factor"] == pytest.approx(4, rel=0.15)
+    assert figures["like_gb_per_s"] == pytest.approx(figures["factor"] * figures["gb_per_s"], 0.01)
+    # The links also slow down the all-reduce of all ranks, which is another finding's cost.
+    assert 0.5 < found[0].cost_ms_per_step / true_cost_ms(plan, run) < 1.05
+
+
+def test_slow_links_of_one_device_number_are_a_slow_rail() -> None:
+    plan = Plan(tp=1, dp=4, pp=4, slow_links={(rank, rank + 4): 4.0 for rank in (1, 5, 9)})
+    found, _ = findings_of(plan)
+    assert [(one.kind, one.ranks) for one in found] == [("slow_host_link", (1, 5, 9, 13))]
+    assert "between devices 1 of different hosts (one rail)" in found[0].text
+    assert found[0].figures["host"] is None
+
+
+@pytest.mark.parametrize(
+    ("device", "gb_per_s", "is_slow"),
+    [
+        *(("NVIDIA H100", 14, True), ("NVIDIA H100", 16, False)),
+        *(("A100", 7, True), ("A100", 8, False), (None, 1, False)),
+    ],
+)
+def test_network_is_slow_below_30_percent_of_the_adapters_of_known_devices(
+    device: str | None, gb_per_s: float, is_slow: bool
+) -> None:
+    """The adapter of an H100 has 50 GB/s, that of an A100 25."""
+    parts = partials_of(simulate(Plan(batches=4, network_gb_per_s=gb_per_s)))
+    named = [replace(one, facts=replace(one.facts, device_name=device)) for one in parts]
+    found = summarize_run(named).findings
+    assert [(one.kind, one.ranks) for one in found] == [
+        ("slow_network", tuple(range(16)))
+    ] * is_slow
