@@ -274,19 +274,114 @@ def test_each_side_uses_its_interpreter(
     assert uprof("gate", "old", "new", *interpreters) == UsageError.exit_code
 
 
-def measured(tmp_path: Path, python: str) -> None:
-    workload = Workload(("train.py",), pythons=(python, python))
-    rounds.measure(workload, (tmp_path, tmp_path), (tmp_path / "base-1", tmp_path / "new-1"))
+def stand_in(tmp_path: Path, script: str) -> str:
+    """Return an interpreter that runs bash code in place of a workload, with its pipes in r and w.
 
-
-def test_interpreter_that_cannot_start_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(CaptureError, match=r"cannot start the interpreter .*a/python"):
-        measured(tmp_path, str(tmp_path / "a/python"))
-
-
-def test_interpreter_without_uprof_is_reported(tmp_path: Path) -> None:
+    `turns` answers each turn of n iterations with n ms.
+    """
     interpreter = tmp_path / "python"
-    interpreter.write_text("#!/bin/sh\nexit 0\n")
+    interpreter.write_text(
+        f"""#!/bin/bash
+[[ ${rounds.TURNS_VARIABLE} =~ ([0-9]+).*\\ ([0-9]+),.*\\ ([0-9]+), ]]
+r=${{BASH_REMATCH[1]}} w=${{BASH_REMATCH[2]}}
+turns() {{
+  echo ready >&$w
+  while read -ru $r n && [ $n != 0 ]; do echo "$((n * 1000000))" >&$w; done
+  echo . >> turns
+}}
+{script}
+"""
+    )
     interpreter.chmod(0o755)
-    with pytest.raises(CaptureError, match=r"wrote no report: does .*/python have uprof installed"):
-        measured(tmp_path, str(interpreter))
+    return str(interpreter)
+
+
+def measured(tmp_path: Path, python: str, *, timeout_s: float = 60, **options: Any) -> bool:
+    workload = Workload(("train.py",), pythons=(python, python), timeout_s=timeout_s)
+    targets = tmp_path / "base-1", tmp_path / "new-1"
+    return rounds.measure(workload, (tmp_path, tmp_path), targets, **options)
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ("exit 0", "wrote no report: does .*/python have uprof installed"),
+        ("seq 5; exit 3", "exited with code 3: 3 / 4 / 5\n"),
+        ("turns; exit 4", "exited with code 4\n"),
+        ("kill -9 $$", "was killed by signal 9\n"),
+        ("exec sleep 9", "made no progress for 0.2 s"),
+        ('eval "exec $w>&-"; sleep 9 >/dev/null', "made no progress for 0.2 s"),
+        (None, "cannot start the interpreter .*/python"),
+    ],
+)
+def test_workload_that_fails_is_reported(tmp_path: Path, script: str | None, message: str) -> None:
+    python = str(tmp_path / "python") if script is None else stand_in(tmp_path, script)
+    with pytest.raises(CaptureError, match=message):
+        measured(tmp_path, python, timeout_s=0.2 if "no progress" in message else 60)
+
+
+def test_runs_step_in_turn_and_are_relayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds, "_MIN_S", 0.1)
+    python = stand_in(tmp_path, "echo hello; turns; mkdir $6")
+    said: list[str] = []
+    assert measured(tmp_path, python, first=rounds.Messages(relay=said.append))
+    assert said == ["hello\n", "hello\n"]
+    assert (tmp_path / "turns").read_text() == ".\n.\n"
+    for name in ("base-1", "new-1"):
+        (tmp_path / name).rmdir()
+    alone = stand_in(tmp_path, "mkdir $6")
+    assert not measured(tmp_path, alone, swapped=True, together=True), "without iterations"
+
+
+class Side:
+    """A run whose iterations take a time, and which may end after some turns."""
+
+    def __init__(self, name: str, turns: list[tuple[str, int]], *times_s: float, most: int) -> None:
+        self.name, self.turns, self.times_s, self.most = name, turns, times_s, most
+        self.number = 0
+
+    def take_turn(self, size: int) -> float | None:
+        self.turns.append((self.name, size))
+        self.number += 1
+        one_s = self.times_s[self.number % len(self.times_s)]
+        return None if self.number > self.most else one_s * size
+
+
+@pytest.mark.parametrize(
+    ("times_s", "unit", "size", "turns"),
+    [
+        ((0.001,), 1, 30, 35),  # of 30 ms, for 1 s of equal times
+        ((0.001,), 40, 40, 26),
+        ((1.0,), 2, 2, 6),
+        ((0.001, 0.0015, 0.002), 1, 15, 267),  # for 4 s of unequal times
+    ],
+)
+def test_turns_are_short_and_alternate_until_enough_was_measured(
+    times_s: tuple[float, ...], unit: int, size: int, turns: int
+) -> None:
+    found: list[tuple[str, int]] = []
+    base = Side("base", found, *times_s, most=10_000)
+    new: Any = Side("new", found, 0.001 if len(times_s) > 1 else times_s[0], most=10_000)
+    rounds._step_in_turn((base, new), unit)  # type: ignore[arg-type]
+    order = "".join(name[0] for name, _ in found)
+    assert order == ("bnnb" * len(order))[: len(order)]
+    assert found[0] == ("base", unit)
+    assert {length for _, length in found[4:]} == {size}
+    assert len(found) / 2 == pytest.approx(turns, abs=2)
+
+
+def test_turns_end_with_the_run() -> None:
+    found: list[tuple[str, int]] = []
+    sides: Any = Side("base", found, 0.001, most=99), Side("new", found, 0.001, most=3)
+    rounds._step_in_turn(sides, 1)
+    assert [name for name, _ in found] == ["base", "new", "new", "base", "base", "new", "new"]
+
+
+@pytest.mark.parametrize("change", [0.0, 0.2])
+def test_error_is_the_standard_error_of_the_median_change(change: float) -> None:
+    """For normal noise, it is sqrt(pi / 2) times that of the mean."""
+    rng = np.random.default_rng(3)
+    base = np.exp(rng.normal(0, 0.03, 20_000))
+    new = base * np.exp(change + rng.normal(0, 0.05, 20_000))
+    expected = math.sqrt(math.pi / 2) * 0.05 / math.sqrt(20_000)
+    assert rounds._error(base.tolist(), new.tolist()) == pytest.approx(expected, rel=0.03)
