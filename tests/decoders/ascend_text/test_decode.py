@@ -13,9 +13,12 @@ from hypothesis import strategies as st
 from tests.decoders.ascend_pt.builders import Framework
 from tests.decoders.ascend_text import builders
 from tests.decoders.ascend_text.builders import at, ns
+from tests.decoders.prof.memory_sink import MemorySink
 from tests.sql import execute
 from unified_prof.decoders import compression
-from unified_prof.decoders.ascend_text.events import time_ns
+from unified_prof.decoders.ascend_text.events import Event, time_ns
+from unified_prof.decoders.ascend_text.host import Layer
+from unified_prof.decoders.ascend_text.recording import Counters
 from unified_prof.errors import RawFormatError
 from unified_prof.pipeline.convert import Conversion, convert
 
@@ -175,6 +178,36 @@ def test_unknown_values_are_counted(tmp_path: Path) -> None:
         "damaged_row": 1,
         "undecoded_data": 1,
     }
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "table", "expected"),
+    [
+        ("AI Core Freq", {"MHz": 1650}, "AICORE_FREQ", {"freq": 1650, "dieId": -1}),
+        ("Device/DDR", {"KB": 1.5}, "NPU_MEM", {"type": "device", "ddr": 1536}),
+        ("APP/HBM", {"KB": 2}, "NPU_MEM", {"type": "app", "hbm": 2048}),
+        ("HBM 12/Read", {"Read(MB/s)": 2.5}, "HBM",
+         {"hbmId": 12, "type": "read", "bandwidth": 2_500_000}),
+        ("LLC 3 Write/Throughput", {"Throughput(MB/s)": 0.25e-6}, "LLC",
+         {"llcId": 3, "mode": "write", "throughput": 0.25}),
+        ("LLC 3 Read/Hit Rate", {"Hit Rate(%)": 97.5}, "LLC",
+         {"llcId": 3, "mode": "read", "hitRate": 97.5}),
+        ("Mata Bw Level", {"Mata Bw Level": 4}, "SOC_BANDWIDTH_LEVEL", {"mataBwLevel": 4}),
+        ("write_ost", {"acc_id": 7, "value": 9}, "ACC_PMU", {"accId": 7, "writeOstLevel": 9}),
+        ("QoS OTHERS", {"value": 3}, "QOS", {"eventName": "OTHERS", "bandwidth": 3_000_000}),
+        ("QoS OTHERS", {"value": True}, "QOS", {"eventName": "OTHERS"}),
+    ],
+)  # fmt: skip
+def test_counters_are_samples_in_units_of_their_tables(
+    name: str, args: dict[str, object], table: str, expected: dict[str, object]
+) -> None:
+    counters, sink = Counters(), MemorySink()
+    for at_ns in (5, 5, 8):  # a repeated sample is kept once
+        assert counters.take(Event(name=name, args=args), at_ns, Layer("NPU 2", 2, 0))
+    counters.write(sink)
+    columns = {column: values.tolist() for column, values in sink.tables()[table].items()}
+    places = {"timestampNs": [5, 8], "deviceId": [2, 2]}
+    assert columns == places | {column: [value] * 2 for column, value in expected.items()}
 
 
 def test_largest_64_bit_ids_are_null(tmp_path: Path) -> None:

@@ -160,13 +160,64 @@ def test_attention_with_unknown_dimension_order_has_no_cost() -> None:
         )
 
 
-def test_attention_of_one_query_needs_no_mask() -> None:
+@pytest.mark.parametrize(
+    ("q", "k", "flops", "has_doubt"),
+    [
+        ("4,32,1,128", "4,8,1000,128", 4 * 4 * 32 * 1000 * 128, False),  # of one query
+        ("4,1,32,128", "4,1000,8,128", 4 * 4 * 32 * 1000 * 128, False),
+        ("4,32,32,128", "4,8,8,128", 4 * 4 * 32 * 32 * 8 * 128, True),  # in any order
+        ("4,1,1,128", "4,1000,8,128", None, False),
+        ("4,32,2,128", "4,8,1000,128", None, False),
+        ("4,32,1,128", "4,8,1000,64", None, False),
+        ("4,32,128", "4,8,128", None, False),
+    ],
+)
+def test_attention_in_inference_has_a_cost_if_the_order_of_dimensions_is_certain(
+    q: str, k: str, flops: int | None, has_doubt: bool
+) -> None:
+    def found() -> Cost:
+        operands = (f"{q};{k};{k}", "FLOAT16;FLOAT16;FLOAT16", "ND;ND;ND")
+        return cost("IncreFlashAttention", operands, (q, "FLOAT16", "ND"))
+
+    if flops is None:
+        with pytest.raises(UnknownCostError):
+            found()
+    else:
+        assert (found().flops, found().doubt is not None) == (flops, has_doubt)
+
+
+@pytest.mark.parametrize(
+    ("y", "layout", "positions"),
+    [
+        ("32,8,55,54,8", "NC1HWC0", 32 * 55 * 54),
+        ("32,3,8,55,54,8", "NDC1HWC0", 32 * 3 * 55 * 54),
+        ("32,55,54,64", "NHWC", 32 * 55 * 54),
+        ("32,3,55,54,64", "NDHWC", 32 * 3 * 55 * 54),
+        ("32,64,55,54", "NCHW", 32 * 55 * 54),
+        ("32,64", "NCHW", None),
+        ("32,8,55,54,8", "NC1HWC0_C04", None),
+    ],
+)
+def test_convolution_with_padded_weights_has_a_window_for_each_position(
+    y: str, layout: str, positions: int | None
+) -> None:
+    operands = (f"{X};{WEIGHT}", "FLOAT;FLOAT", "NC1HWC0;FRACTAL_Z")
+    if positions is None:
+        with pytest.raises(UnknownCostError, match="the layout"):
+            cost("Conv2D", operands, (y, "FLOAT", layout), CONV)
+    else:
+        found = cost("Conv2D", operands, (y, "FLOAT", layout), CONV)
+        assert found.flops == 2 * positions * 64 * 3 * 11 * 11
+
+
+def test_grouped_matmul_multiplies_each_row_with_one_factor() -> None:
+    shapes = "300,64;8,64,32;8"
     found = cost(
-        "IncreFlashAttention",
-        ("4,32,1,128;4,8,1000,128;4,8,1000,128", "FLOAT16;FLOAT16;FLOAT16", "ND;ND;ND"),
-        ("4,32,1,128", "FLOAT16", "ND"),
+        "GroupedMatmul",
+        (shapes, "DT_BF16;DT_BF16;INT64", "ND;ND;ND"),
+        ("300,32", "DT_BF16", "ND"),
     )
-    assert (found.flops, found.doubt) == (4 * 4 * 32 * 1000 * 128, None)
+    assert (found.unit, found.flops) == ("matrix", 2 * 300 * 64 * 32)
 
 
 def test_other_operators_have_bytes_and_flops() -> None:

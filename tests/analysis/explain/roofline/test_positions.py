@@ -9,6 +9,7 @@ import torch.nn.functional as F  # noqa: N812
 
 from tests.analysis.explain.roofline.counted import arguments_of
 from unified_prof.explain.roofline.arguments import UnknownCostError
+from unified_prof.explain.roofline.aten_formulas import ELEMENTWISE
 from unified_prof.explain.roofline.costs import Cost
 from unified_prof.explain.roofline.serving_formulas import formula_of
 
@@ -124,3 +125,24 @@ def test_normalization(name: str) -> None:
     for param in (one for one in read if one in SCHEMAS[name]):
         found = cost(name, self=x, dy=tensor(7), training=False, **{param: tensor(11)})
         assert found.moved_bytes == plain.moved_bytes + (1 + backward) * 4 * 11
+
+
+OVERLOADS = ("", "Tensor", "self", "ScalarSelf", "default")
+ELEMENTWISE_SCHEMAS = {
+    name: schema
+    for name in sorted(ELEMENTWISE)
+    for schema in reversed(torch._C._jit_get_schemas_for_operator(f"aten::{name}"))
+    if schema.overload_name in OVERLOADS and name != "masked_fill"
+}
+TO_BOOL = "eq ne lt le gt ge isnan isinf isfinite logical_and logical_or logical_xor logical_not"
+
+
+@pytest.mark.parametrize("name", ELEMENTWISE_SCHEMAS)
+def test_elementwise_operation_reads_its_tensors_and_writes_its_result(name: str) -> None:
+    types = [str(one.type) for one in ELEMENTWISE_SCHEMAS[name].arguments]
+    given = [tensor(5, 4) if one == "Tensor" else 1 for one in types]
+    for out in ([], [tensor(5, 4)]):  # a given result is written, and not read
+        found = ELEMENTWISE[name](arguments_of([*given, *out]))
+        read, written = 4 * types.count("Tensor"), 1 if name in TO_BOOL.split() else 4
+        assert found.moved_bytes == 20 * (read + written)
+        assert found.flops >= 20
