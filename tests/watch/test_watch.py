@@ -20,6 +20,7 @@ pytest.importorskip("torch")
 SCRIPT = """
 import os, sys, time, torch
 assert os.environ["UPROF_DEVICE"] == "cpu"
+stop = os.path.abspath("stop")
 os.chdir("/")  # the summary must still be found
 steps, slow = int(sys.argv[1]), int(sys.argv[2])
 torch.set_num_threads(1)
@@ -36,6 +37,8 @@ net = torch.nn.Linear(16, 4)
 optimizer = torch.optim.SGD(net.parameters(), 0.01)
 for batch in torch.utils.data.DataLoader(Samples(), batch_size=4):
     time.sleep(0.002)
+    if os.path.exists(stop):
+        break
     optimizer.zero_grad()
     loss = net(batch).square().mean()
     loss.backward()
@@ -136,22 +139,29 @@ def test_a_requested_capture_is_made_by_the_running_program(tmp_path: Path) -> N
         child.send_signal(signal.SIGUSR2)
         wait_until(lambda: len(captures_of(tmp_path)) == 3)
     finally:
-        child.terminate()
-        child.communicate(timeout=120)
+        (tmp_path / "stop").touch()
+        stdout, stderr = child.communicate(timeout=120)
     assert captures_of(tmp_path) == ["request", "request", "signal"]
-    assert child.returncode == -signal.SIGTERM
+    assert (child.returncode, stdout) == (0, "trained\n")
+    assert stderr.startswith("uprof: watching, steps in out\n")
+    assert "steps of a watched run" in stderr
     assert_requests_are_refused(tmp_path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("delay_s", [0.1, 0.4, 0.9])
-def test_a_killed_run_keeps_all_but_the_last_second(tmp_path: Path, delay_s: float) -> None:
+@pytest.mark.parametrize(
+    ("delay_s", "number"), [(0.1, signal.SIGKILL), (0.4, signal.SIGKILL), (0.9, signal.SIGTERM)]
+)
+def test_a_killed_run_keeps_all_but_the_last_second(
+    tmp_path: Path, delay_s: float, number: signal.Signals
+) -> None:
     child = start(tmp_path, "100000", "-9", options=("--share", "0"))
     wait_for_steps(tmp_path, 30)
     time.sleep(delay_s)
     killed_ns = time.time_ns()
-    child.kill()
+    child.send_signal(number)
     child.communicate(timeout=60)
+    assert child.returncode == -number
     one = steps_of(tmp_path)
     last = int(one.columns["start_ns"][-1] + one.columns["length_ns"][-1])
     assert killed_ns - last < 1.5e9
