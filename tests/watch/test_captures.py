@@ -108,7 +108,7 @@ class Run:
     def __init__(self, folder: Path, clock: Clock, **options: Any) -> None:
         self.folder, self.clock = folder, clock
         settings = WatchSettings(**options.pop("settings", {}))
-        self.watch = Watch(folder, "cpu", settings=settings, **options)
+        self.watch = Watch(folder, options.pop("device", "cpu"), settings=settings, **options)
         self.program: Any = self.watch._collector
 
     def go(self, count: int, length_ms: float = 10) -> None:
@@ -315,6 +315,55 @@ def test_capture_that_the_end_of_the_run_interrupts_is_stopped_and_explained(
     run.watch.__exit__(None, None, None)
     assert recordings()[0].is_stopped
     assert run.events() == [("request", "ready", None)]
+
+
+class Msprof:
+    """Stands for `DynamicRecording`: msprof starts, fails and ends when a test says so."""
+
+    made: list[Msprof] = []  # noqa: RUF012
+    failure: str | None = None
+    has_started = is_asked_to_stop = is_over = is_killed = False
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        self.made.append(self)
+
+    def has_stopped(self) -> bool:
+        self.is_asked_to_stop = True
+        return self.is_over
+
+    def kill(self) -> None:
+        self.is_killed = True
+
+
+@pytest.mark.parametrize("failure", [None, "msprof was not found"])
+def test_capture_of_an_npu_begins_with_msprof_and_ends_with_it(
+    start: Callable[..., Run], monkeypatch: pytest.MonkeyPatch, failure: str | None
+) -> None:
+    monkeypatch.setattr(watching, "DynamicRecording", type("Made", (Msprof,), {"made": []}))
+    run = start(device="npu", settings={"share": 0.0, "steps": 2})
+    ask(run.folder, CaptureRequest("first", 0, 2, None))
+    run.go(5)
+    run.go(5)
+    (msprof,) = watching.DynamicRecording.made  # type: ignore[attr-defined]
+    assert recordings() == [], "msprof has not started"
+    msprof.has_started, msprof.failure = True, failure
+    run.go(1)
+    ask(run.folder, CaptureRequest("second", 0, 2, None))
+    run.go(3)
+    assert recordings()[0].path.parent == msprof.place
+    assert recordings()[0].left == 0
+    assert msprof.is_asked_to_stop
+    assert run.events() == [("request", "recording", None)]
+    msprof.is_over = True
+    run.go(1)
+    assert len(watching.DynamicRecording.made) == 2  # type: ignore[attr-defined]
+    run.go(1)
+    run.watch.__exit__(None, None, None)
+    assert run.events()[:1] == [("request", "ready", None)]
+    text = f"; the capture contains the host only ({failure})" if failure else ""
+    assert run.steps.events[0].text == f"capture first was requested{text}"
+    assert watching.DynamicRecording.made[-1].is_killed  # type: ignore[attr-defined]
 
 
 class Exporter:
