@@ -14,7 +14,12 @@ import numpy as np
 import pytest
 
 from tests.cli.test_import import uprof
-from unified_prof.base.run_spec import IterationRecord, OperationRecord, TrackedRun
+from unified_prof.base.run_spec import (
+    TURNS_VARIABLE,
+    IterationRecord,
+    OperationRecord,
+    TrackedRun,
+)
 from unified_prof.baselines import noise
 from unified_prof.compare import runs
 from unified_prof.compare.comparable import Run
@@ -282,7 +287,7 @@ def stand_in(tmp_path: Path, script: str) -> str:
     interpreter = tmp_path / "python"
     interpreter.write_text(
         f"""#!/bin/bash
-[[ ${rounds.TURNS_VARIABLE} =~ ([0-9]+).*\\ ([0-9]+),.*\\ ([0-9]+), ]]
+[[ ${TURNS_VARIABLE} =~ ([0-9]+).*\\ ([0-9]+),.*\\ ([0-9]+), ]]
 r=${{BASH_REMATCH[1]}} w=${{BASH_REMATCH[2]}}
 turns() {{
   echo ready >&$w

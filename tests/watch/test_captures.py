@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -150,7 +151,7 @@ def start(
 
 
 def recordings() -> list[Any]:
-    return watching.StepCapture.made  # type: ignore[attr-defined, no-any-return]
+    return vars(watching)["StepCapture"].made  # type: ignore[no-any-return]
 
 
 def place_of(run: Run, kind: str) -> str:
@@ -290,9 +291,10 @@ def test_failed_capture_is_reported_and_does_not_disturb_the_program(
     start: Callable[..., Run],
 ) -> None:
     run = start(settings={"share": 0.0, "steps": 2})
-    for number, state in enumerate(({"error": OSError("full")}, {"failure": "no step"}, {})):
-        for name, value in {"error": None, "failure": None, **state}.items():
-            setattr(watching.StepCapture, name, value)
+    states = (OSError("full"), None), (None, "no step"), (None, None)
+    for number, (error, failure) in enumerate(states):
+        kind: Any = vars(watching)["StepCapture"]
+        kind.error, kind.failure = error, failure
         ask(run.folder, CaptureRequest(f"request{number}", 0, 2, None))
         run.go(1)
         run.go(5)
@@ -460,8 +462,8 @@ def test_captures_are_explained_one_after_another_and_compared_with_usual_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commands: list[list[str]] = []
-    children = [child(0, " finding \n"), child(0), child(1, "damaged"), OSError("no memory")]
-    children.append(child(None))
+    children: list[Any] = [child(0, " finding \n"), child(0), child(1, "damaged")]
+    children += [OSError("no memory"), child(None)]
 
     def popen(command: list[str], **options: Any) -> Any:
         assert "LD_PRELOAD" not in options["env"]
@@ -473,9 +475,9 @@ def test_captures_are_explained_one_after_another_and_compared_with_usual_steps(
         return one
 
     monkeypatch.setenv("LD_PRELOAD", "")
-    monkeypatch.setattr(watch_captures.subprocess, "Popen", popen)
+    monkeypatch.setattr(subprocess, "Popen", popen)
     conversions = Conversions(tmp_path)
-    assert conversions.is_idle
+    was_idle = conversions.is_idle
     kinds = ["healthy", "slow_step", "drift", "signal", "request"]
     events = [
         WatchEvent(number, 0, number, kind, "", f"captures/{kind}", "converting")
@@ -486,7 +488,7 @@ def test_captures_are_explained_one_after_another_and_compared_with_usual_steps(
     assert [[one.kind for one in conversions.poll()] for _ in range(5)] == [
         [], ["healthy"], ["slow_step"], ["drift", "signal"], [],
     ]  # fmt: skip
-    assert not conversions.is_idle
+    assert (was_idle, conversions.is_idle) == (True, False)
     assert [(event.status, event.finding) for event in events] == [
         *(("ready", "finding"), ("ready", None), ("failed", "damaged"), ("failed", "no memory")),
         ("converting", None),
@@ -494,7 +496,7 @@ def test_captures_are_explained_one_after_another_and_compared_with_usual_steps(
     assert commands[0] == [str(tmp_path / "captures/healthy")]
     assert commands[4] == [str(tmp_path / f"captures/{name}") for name in ("request", "healthy")]
     conversions.stop()
-    assert children[4].killed == ["kill", "wait"]  # type: ignore[union-attr]
+    assert children[4].killed == ["kill", "wait"]
 
 
 def test_directories_of_captures_are_never_shared(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ class Program:
                 clock.use(DATA)
                 return torch.ones(2)
 
-        class Slow(torch.autograd.Function):  # type: ignore[misc]
+        class Slow(torch.autograd.Function):  # type: ignore[misc, name-defined]
             @staticmethod
             def forward(_context: Any, value: Any) -> Any:
                 clock.use(FORWARD)
@@ -56,7 +56,7 @@ class Program:
                 clock.use(BACKWARD)
                 return gradient
 
-        class Net(torch.nn.Linear):  # type: ignore[misc]
+        class Net(torch.nn.Linear):  # type: ignore[misc, name-defined]
             def forward(self, value: Any) -> Any:
                 return Slow.apply(super().forward(value))
 
