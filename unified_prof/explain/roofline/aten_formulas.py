@@ -168,8 +168,9 @@ _ELEMENTWISE: dict[tuple[int, int, str | None], str] = {
     (2, 2, None): "mse_loss l1_loss leaky_relu_backward hardtanh_backward prelu"
     " native_dropout_backward masked_scale",
     (2, 3, None): "tanh_backward sigmoid_backward smooth_l1_loss huber_loss",
-    (2, 7, None): "silu_backward hardswish_backward elu_backward binary_cross_entropy_with_logits",
+    (2, 7, None): "silu_backward hardswish_backward binary_cross_entropy_with_logits",
     (2, 10, None): "gelu_backward",
+    (6, 7, None): "elu_backward",
     (3, 3, None): "addcmul addcdiv lerp mse_loss_backward",
     (3, 1, None): "where",
     (5, 4, None): "batch_norm_elemt",
