@@ -79,16 +79,15 @@ class Program:
 
 
 class Watched:
-    """A watched program; `on_step` may be replaced."""
+    """A watched program."""
 
     def __init__(self, clock: Clock) -> None:
         self.rows: list[StepRow] = []
         self.ended: list[tuple[int, int]] = []
-        self.collector = watch.StepCollector("cpu", self.rows.append, self.on_step)
-        self.program = Program(clock)
-
-    def on_step(self, step: int, length_ns: int) -> None:
-        self.ended.append((step, length_ns))
+        self.collector = watch.StepCollector(
+            "cpu", self.rows.append, lambda *step: self.ended.append(step)
+        )
+        self.run = Program(clock).run
 
 
 @pytest.fixture
@@ -103,7 +102,7 @@ LENGTH = 4 * DATA + FORWARD + BACKWARD + OPTIMIZER + OTHER
 
 
 def test_rows_have_the_time_of_each_part(watched: Watched) -> None:
-    watched.program.run(6)
+    watched.run(6)
     watched.collector.end()
     assert watched.collector.steps == 5, "the first step began before its first end"
     assert watched.ended == [(step, LENGTH) for step in range(5)]
@@ -118,27 +117,25 @@ def test_rows_have_the_time_of_each_part(watched: Watched) -> None:
         assert row.allocated_bytes > 10 << 20
     starts = [row.start_ns for row in watched.rows]
     assert starts == sorted(starts)
-    watched.program.run(2)
+    watched.run(2)
     assert len(watched.rows) == 5, "nothing is measured after the end"
     assert watched.collector._collected not in gc.callbacks
 
 
-def test_collections_of_the_host_are_counted(
-    watched: Watched, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    watched.program.run(1)
+def test_collections_of_the_host_are_counted(watched: Watched, clock: Clock) -> None:
+    watched.run(1)
     for phase in ("start", "stop"):
         watched.collector._collected(phase, {})
         clock.use(40)
-    watched.program.run(2)
+    watched.run(2)
     assert [row.gc_ns for row in watched.rows] == [40, 0]
     assert watched.rows[0].length_ns == LENGTH + 80
 
 
 def test_marks_replace_optimizer_steps_and_have_samples(watched: Watched) -> None:
-    watched.program.run(2)
+    watched.run(2)
     for _ in range(3):
-        watched.program.run(2)
+        watched.run(2)
         watched.collector.mark(samples=30)
     assert [row.samples for row in watched.rows][-2:] == [30, 30]
     assert [row.length_ns for row in watched.rows][-2:] == [2 * LENGTH, 2 * LENGTH]
@@ -148,10 +145,10 @@ def test_marks_replace_optimizer_steps_and_have_samples(watched: Watched) -> Non
 def test_time_that_is_left_out_and_that_of_captures_belongs_to_no_step(
     watched: Watched, clock: Clock
 ) -> None:
-    watched.program.run(3)
+    watched.run(3)
     clock.use(10**9)
     watched.collector.leave_out()
-    watched.program.run(1)
+    watched.run(1)
     assert {row.length_ns for row in watched.rows} == {LENGTH, LENGTH - OTHER}
 
     def capture(step: int, _length_ns: int) -> None:
@@ -159,16 +156,16 @@ def test_time_that_is_left_out_and_that_of_captures_belongs_to_no_step(
         watched.collector.event = 7 if step < 6 else None
 
     watched.collector._on_step = capture
-    watched.program.run(5)
+    watched.run(5)
     assert max(row.length_ns for row in watched.rows) == LENGTH
     assert [row.event for row in watched.rows][3:] == [None, 7, 7, 7, None]
 
 
 def test_forked_child_does_not_measure(watched: Watched) -> None:
-    watched.program.run(2)
+    watched.run(2)
     if not (child := os.fork()):
         try:
-            watched.program.run(2)
+            watched.run(2)
         finally:
             os._exit(len(watched.rows))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
