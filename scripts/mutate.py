@@ -10,6 +10,8 @@ asserts that lengths are equal, so no input of a correct program shows the diffe
 limits and sizes of blocks are included, although many are equivalent. The share of survivors of 100
 mutants has a standard error of 4 to 5 points.
 
+Lines that processes run for a test count as the test's, unless a signal ends them.
+
 Mutants are made in a copy of the checkout, without recordings beside it. For each, the
 quick tests that run its line are run, cheapest first, up to `--seconds` of CPU time; the first
 failure that the unchanged checkout does not have kills the mutant. `mutate_plugin.py` tests mutants

@@ -60,7 +60,9 @@ class Run:
     """A run under `Watch` whose writing thread acts only in `go` and at the end."""
 
     def __init__(self, folder: Path, clock: Clock, device: str = "cpu", **options: Any) -> None:
-        self.folder, self.clock, self.recordings, self.msprofs = folder, clock, [], []
+        self.folder, self.clock = folder, clock
+        self.recordings: list[Any] = []
+        self.msprofs: list[Any] = []
         settings = watching.WatchSettings(**options.pop("settings", {}))
         self.watch = watching.Watch(folder, device, settings=settings, **options)
         self.program: Any = self.watch._collector
@@ -88,21 +90,21 @@ class Run:
     def events(self) -> list[tuple[str, str | None, str | None]]:
         return [(one.kind, one.status, one.finding) for one in self.steps.events]
 
-    def record(self, path: Path, _device: str, steps: int, *_: object) -> SimpleNamespace:
+    def record(self, path: Path, _device: str, steps: int, *_: object) -> Any:
         """Stand for `StepCapture`: its first advance begins, and `steps` further ones end it."""
         if self.error is not None:
             raise self.error
         left = iter([*[False] * steps, True])
-        recording = SimpleNamespace(
+        recording: Any = SimpleNamespace(
             place=path.parent, steps=steps, spent_ns=0, failure=None, is_stopped=False,
-            advance=left.__next__, stop=lambda: vars(recording).update(is_stopped=True),
+            advance=left.__next__, stop=lambda: setattr(recording, "is_stopped", True),
         )  # fmt: skip
         self.recordings.append(recording)
         return recording
 
-    def attach(self, place: Path) -> SimpleNamespace:
+    def attach(self, place: Path) -> Any:
         """Stand for `DynamicRecording`: msprof starts, fails and ends when a test says so."""
-        msprof = SimpleNamespace(
+        msprof: Any = SimpleNamespace(
             place=place, failure=None, has_started=False, is_over=False, calls=[],
             has_stopped=lambda: msprof.calls.append("stop") or msprof.is_over,
             kill=lambda: msprof.calls.append("kill"),

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.decoders.memory_snapshot.builders import (
@@ -471,6 +471,8 @@ ACTIONS = "alloc free_requested free_completed segment_alloc segment_map segment
     begin=st.lists(st.integers(1, 99), max_size=3),
     steps=st.lists(st.tuples(st.sampled_from(ACTIONS.split()), st.integers(1, 99)), min_size=1),
 )
+@example(begin=[5], steps=[(action, 7) for action in [*ACTIONS.split(), "segment_map"]])
+@example(begin=[5], steps=[(action, 7) for action in reversed(ACTIONS.split())])
 def test_totals_are_those_of_the_allocator(
     tmp_path_factory: pytest.TempPathFactory, begin: list[int], steps: list[tuple[str, int]]
 ) -> None:

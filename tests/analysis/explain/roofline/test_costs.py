@@ -91,6 +91,17 @@ def test_matmul_of_incompatible_shapes_is_refused() -> None:
         formulas.matmul(bf16(2, 3, 4), bf16(3, 4, 5))
 
 
+@pytest.mark.parametrize(
+    ("keys", "values"),
+    [((2, 3, 6, 7), (2, 3, 5, 7)), ((2, 3, 6, 8), (2, 3, 6, 8)), ((6, 7), (6, 7))],
+)
+def test_attention_of_incompatible_shapes_is_refused(
+    keys: tuple[int, ...], values: tuple[int, ...]
+) -> None:
+    with pytest.raises(UnknownCostError):
+        Attention.from_tensors(bf16(2, 3, 5, 7), bf16(*keys), bf16(*values))
+
+
 def test_grouped_matmul_reads_the_factor_of_each_group() -> None:
     found = formula_cost("_grouped_mm", "8,11;3,11,7;;;", "bf16;bf16;Int;;")
     assert found.flops == 2 * 8 * 7 * 11
