@@ -34,13 +34,13 @@ def advise(
     top: int | None = cli.option("Number of findings to show. [default: 10; all for json]", min=1),
     result: ResultOptions = cli.formats_of("text", "json", "markdown"),
     estimate: bool = cli.flag(
-        "Estimate the step time if each of the most expensive items of the critical path were "
-        "twice as fast or gone.",
+        "For each of the most expensive items of the critical path, estimate the step time if it "
+        "were twice as fast or gone.",
         "--what-if",
     ),
     faster: list[str] | None = cli.option(
         "Estimate the step time if an operation, kernel, collective, call or class (kernel, "
-        "communication, copy, host, input) were K times as fast; host:NAME: on the host. "
+        "communication, copy, host, input) were K times as fast; host:NAME selects host work. "
         "Repeatable.",
         "NAME=K",
     ),
@@ -56,7 +56,7 @@ def advise(
     full_names: cli.FullNames = False,
     convert: cli.Convert = False,
 ) -> None:
-    """List findings by cost, with what to try, or estimate what-if times.
+    """List findings by cost with advice, or estimate the gain of a change.
 
     Each finding states the time that a step could save, its evidence, and its confidence. Rules
     whose input was not recorded are listed as skipped. For a multi-rank run, findings about the run

@@ -17,7 +17,7 @@ def mcp(
     ),
     allow_run: bool = cli.flag("Also offer a tool that profiles a script."),
 ) -> None:
-    """Answer questions of coding agents about reports: an MCP server on stdio.
+    """Serve reports to coding agents (MCP server on stdio).
 
     Reports and recordings are read only below the given directories; symbolic links that lead out
     of them are refused. Nothing is written, except to uprof's cache and by --allow-run.
@@ -34,13 +34,13 @@ def mcp(
 def lsp(
     *,
     run: Path | None = cli.option(
-        "Report to show. [default: the newest below the editor's folder]", "FILE|DIR"
+        "Report to show. [default: the newest in the workspace]", "FILE|DIR"
     ),
 ) -> None:
-    """Show costs in the editor: a language server on stdio for Python files.
+    """Show costs of Python lines in the editor (language server on stdio).
 
-    Lines with costs get hints, functions and classes their totals, findings are diagnostics. A file
-    that changed since the run is marked as stale.
+    Lines have their costs as hints, functions and classes their totals; findings are diagnostics. A
+    file that changed since the run is marked as stale.
     """
     from unified_prof.integrations.language_server import make_server
 
@@ -50,8 +50,10 @@ def lsp(
 
 
 @cli.command("schema")
-def schema(command: str = cli.argument("", "COMMAND")) -> None:
-    """Print the JSON Schema of a command's JSON: report, advise, what-if, diff, gate, cluster.
+def schema(
+    command: str = cli.argument("report, advise, what-if, diff, gate or cluster.", "COMMAND"),
+) -> None:
+    """Print the JSON Schema of a command's JSON output.
 
     Readers must ignore keys that they do not know: new keys do not change the version.
     """

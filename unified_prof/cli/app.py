@@ -180,13 +180,13 @@ def _write_details(details: str) -> Path:
 # Command or group -> first sentence of its help, in display order. The sentences are here so that
 # `uprof --help` imports no command.
 COMMANDS = {
-    "run": "Profile a PyTorch workload: any training script, or a script with providers.",
-    "watch": "Watch a workload for its whole run: time, parts and memory of each step.",
-    "capture": "Record a timeline of some steps of a running, watched workload.",
+    "run": "Profile a PyTorch workload, such as a training script.",
+    "watch": "Measure time and memory of every step of a workload.",
+    "capture": "Record a timeline of some steps of a watched workload.",
     "convert": "Convert recordings of other profilers to databases, without torch, CANN or "
     "a device.",
     "report": "Show time and memory of a run per operation, kernel, module or line.",
-    "advise": "List findings by cost, with what to try, or estimate what-if times.",
+    "advise": "List findings by cost with advice, or estimate the gain of a change.",
     "view": "Open a run in the browser: as a page, or its timeline in Perfetto.",
     "export": "Export a report: timelines, flame graphs, pprof, Parquet, or the text "
     "files of msprof.",
@@ -194,14 +194,13 @@ COMMANDS = {
     "gate": "Fail if a run is slower or uses more memory than its baseline.",
     "baseline": "Save runs as baselines and compare later runs with them.",
     "cluster": "Analyze a multi-rank run: stragglers, collective waits, slow links.",
-    "check": "Check that a recording is decoded completely, or compare a database with "
-    "it by table.",
+    "check": "Check that a recording is decoded completely, or compare another exporter's "
+    "database.",
     "anonymize": "Replace names, paths and texts of a recording, so that you can share it.",
     "db": "Inspect, check, upgrade, create and recover report files.",
-    "mcp": "Answer questions of coding agents about reports: an MCP server on stdio.",
-    "lsp": "Show costs in the editor: a language server on stdio for Python files.",
-    "schema": "Print the JSON Schema of a command's JSON: report, advise, what-if, diff, "
-    "gate, cluster.",
+    "mcp": "Serve reports to coding agents (MCP server on stdio).",
+    "lsp": "Show costs of Python lines in the editor (language server on stdio).",
+    "schema": "Print the JSON Schema of a command's JSON output.",
     "doctor": "Show which backends can run on this machine, and what is installed.",
 }
 

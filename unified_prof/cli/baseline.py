@@ -35,7 +35,7 @@ cli.COMMANDS.add_command(baseline)
 def save(
     name: str = cli.argument("Name of the baseline, for example main.", "NAME"),
     files: list[Path] = cli.argument(
-        "Report or run directory; several runs of one workload are samples.", "FILE|DIR"
+        "Report or run directory; several runs are samples of one workload.", "FILE|DIR"
     ),
     store: StoreOption = None,
     convert: cli.Convert = False,

@@ -155,7 +155,7 @@ def diff(
     ),
     full_names: cli.FullNames = False,
 ) -> None:
-    """Compare two multi-rank runs by role of the ranks; their number may differ."""
+    """Compare two multi-rank runs, also of different sizes, by role of the ranks."""
     from unified_prof.cluster import run_comparison
     from unified_prof.report import cluster_comparison
 

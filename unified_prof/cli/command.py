@@ -349,7 +349,7 @@ Schema = Annotated[str, option(SCHEMA_HELP, "--schema REVISION")]
 
 def formats_of(*choices: str, help: str = "Output format.") -> Any:
     """Declare the formats of a parameter of type `ResultOptions`."""
-    help += " [default: text, or by -o]"
+    help += " [default: by -o, else text]"
     return field(metadata={"format_": option(help, "--format", choices=choices)})
 
 

@@ -100,7 +100,7 @@ def check(
     *,
     printer: Printer,
 ) -> None:
-    """Check that a recording is decoded completely, or compare a database with it by table."""
+    """Check that a recording is decoded completely, or compare another exporter's database."""
     from unified_prof.pipeline.recording_check import check_recording
 
     with printer.progress() as progress:

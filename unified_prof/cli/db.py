@@ -27,7 +27,7 @@ Result = TypeVar("Result", "Detection", "Check", "Upgrade")
 File = TypeVar("File", Path, str)
 
 _RECOVER_EPILOG = (
-    "Exit codes: 0 reports were recovered; 1 nothing to recover, or only processes that still run; "
+    "Exit codes: 0 reports were recovered; 1 nothing to recover, or all processes still run; "
     "2 usage error; 6 a file is damaged (the others are recovered); 9 a report cannot be written."
 )
 

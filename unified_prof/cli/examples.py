@@ -30,7 +30,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "check": (
         ("uprof check PROF_000001_20260101", "is anything skipped?"),
-        ("uprof check PROF_000001_20260101 --against x.db", "compare msprof's"),
+        ("uprof check PROF_000001_20260101 --against x.db", "compare msprof's database"),
     ),
     "anonymize": (
         ("uprof anonymize trace.json.gz -o shared.json.gz", "replace its names"),
@@ -64,7 +64,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "cluster build": (
         ("uprof cluster build ranks/ -o run.cluster", "a directory of all ranks"),
         ("uprof cluster build ranks/ --dask local:8", "Dask on this machine"),
-        ("uprof cluster build s3://job --scheduler dask.json", "elsewhere"),
+        ("uprof cluster build s3://job --scheduler dask.json", "Dask on a cluster"),
     ),
     "cluster report": (
         ("uprof cluster report run.cluster", "stragglers and their cost"),

@@ -26,10 +26,10 @@ _APPLY = {
 @cli.command("trace", replaced_by="export")
 @cli.command(
     "export",
-    epilog="Exit codes: 0 success, also if something had to be left out; 2 usage error (the "
+    epilog="Exit codes: 0 success, even if parts were left out; 2 usage error (the "
     "report lacks what the layout needs); 6 recording unreadable; 7 report missing or "
     "unreadable (stacks of the other reports of a directory are still written); 9 a "
-    "file exists or cannot be written, and none is written.",
+    "file exists or cannot be written (then none is).",
 )
 def export(
     path: str = cli.argument(
@@ -62,7 +62,7 @@ def export(
         choices=MEASURES,
     ),
     by: Place | None = cli.option(
-        "Stacks: frames above the operations. [default: module, else line]"
+        "Stacks: parent frames of the operations. [default: module, else line]"
     ),
     table: list[str] | None = cli.option("Tables: export only this table. Repeatable.", "NAME"),
     ids: bool = cli.flag("Tables: write ids of strings and enums instead of their texts."),

@@ -147,8 +147,8 @@ def run(
         "Memory limit for the largest-batch estimate, for example 24GiB.", "SIZE"
     ),
     strict: bool = cli.rare_flag(
-        "Fail if a rank cannot be measured although its workload succeeded. By default only "
-        "single-process runs fail; a rank leaves a report with the reason."
+        "Fail if a rank cannot be measured although its workload succeeded. By default, only "
+        "single-process runs fail; a rank writes a report with the reason."
     ),
     force: cli.Force = False,
     quiet: cli.Quiet = False,
@@ -156,7 +156,7 @@ def run(
     json_: bool = cli.flag("Print the result as JSON; workload output goes to stderr.", "--json"),
     npu_options: Mapping[str, object],
 ) -> None:
-    """Profile a PyTorch workload: any training script, or a script with providers.
+    """Profile a PyTorch workload, such as a training script.
 
     All arguments after SCRIPT, or after -m MODULE, belong to the workload. `uprof run --help-npu`
     shows the options of --backend npu.

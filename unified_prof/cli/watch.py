@@ -55,26 +55,29 @@ def watch(
     ),
     capture_steps: int = cli.option("Steps per capture.", default=5, min=1, max=1000),
     slow: float = cli.option(
-        "Capture after a step of K times the running median.", "K", default=2.0, min=1.0
+        "Capture after a step that takes K times the running median.", "K", default=2.0, min=1.0
     ),
     drift: float = cli.option(
-        "Capture if steps take this much longer for good.", "PERCENT", default=10.0, min=1.0
+        "Capture if the step time grows by this share and does not recover.",
+        "PERCENT",
+        default=10.0,
+        min=1.0,
     ),
     every: float | None = cli.option("Also capture at this interval.", "SECONDS", min=1.0),
     share: float = cli.option(
-        "Most of the time that triggered captures may take; 0: only requested ones.",
+        "Maximum share of the run in triggered captures; 0: only requested captures.",
         "PERCENT",
         default=2.0,
         min=0.0,
         max=100.0,
     ),
     export: str | None = cli.option(
-        "Also pass steps to opentelemetry, prometheus, tensorboard, wandb, mlflow "
+        "Also export each step to opentelemetry, prometheus, tensorboard, wandb, mlflow "
         "(comma-separated).",
         "LIST",
     ),
     live: bool = cli.flag("Show the steps below the script's output if that is a terminal."),
-    attach: Path | None = cli.option("Show a watched run, from another terminal.", "DIR"),
+    attach: Path | None = cli.option("Show the watched run in DIR instead of starting one.", "DIR"),
     timeline_detail: str | None = cli.rare_option(
         "Captures also record shapes, stacks and memory (comma-separated), or none. [default: "
         "shapes]",
@@ -85,7 +88,7 @@ def watch(
     ),
     quiet: cli.Quiet = False,
 ) -> None:
-    """Watch a workload for its whole run: time, parts and memory of each step.
+    """Measure time and memory of every step of a workload.
 
     Each rank writes one row per step to DIR/watch_rankN.db. A timeline of some steps is captured
     after a slow step, if step times or memory grow, on SIGUSR2, and on `uprof capture DIR`.
@@ -163,11 +166,11 @@ def watch(
 
 @cli.command(
     "capture",
-    epilog="Exit codes: 0 success; 2 usage error; 5 no capture in time, or it failed; 7 no "
+    epilog="Exit codes: 0 success; 2 usage error; 5 capture failed or timed out; 7 no "
     "watched run; 9 request cannot be written.",
 )
 def capture(
-    target: str = cli.argument("Directory of a watched run, or its process.", "DIR|PID"),
+    target: str = cli.argument("Directory or process id of a watched run.", "DIR|PID"),
     steps: int = cli.option("Steps to record.", default=5, min=1, max=1000),
     ranks: str = cli.option(
         "Ranks to record, for example 0,8-15 or every:8.", "LIST", default="all"
@@ -178,7 +181,7 @@ def capture(
     *,
     printer: Printer,
 ) -> None:
-    """Record a timeline of some steps of a running, watched workload.
+    """Record a timeline of some steps of a watched workload.
 
     All ranks record the same steps. Prints the directory and the first finding of each capture.
     """
