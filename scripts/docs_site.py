@@ -178,6 +178,11 @@ def raised(trees: dict[Path, ast.Module] | None = None) -> Iterator[tuple[ast.Ca
                 slug = ast.keyword("slug", ast.Constant("contradicting-options"))
                 call = ast.Call(node.func, node.args[1:], [*node.keywords, slug])
                 yield ast.copy_location(call, node), path
+            elif _name(node.func) == "system_errors":  # of errors.py: the reason is added
+                what = node.args[1]
+                parts = what.values if isinstance(what, ast.JoinedStr) else [what]
+                text = ast.JoinedStr([*parts, ast.Constant(": "), ast.Name("reason")])
+                yield ast.copy_location(ast.Call(node.args[0], [text], node.keywords), node), path
             elif _name(node.func) in classes:
                 yield node, path
 
