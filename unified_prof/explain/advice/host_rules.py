@@ -310,11 +310,18 @@ def _input_ranges(context: DeviceContext) -> list[Evidence]:
 
 
 def costly_operations(context: DeviceContext) -> Iterator[Cause]:
-    """Find operations with a cheaper alternative that take much of the time."""
+    """Find operations with a cheaper alternative that take much of the time.
+
+    Operations with a backward pass are part of a model: it concatenates features, for example.
+    """
+    calls, trained = context.recording.calls, set[str]()
+    if calls.backward_ns is not None:
+        rows = calls.name[calls.backward_ns > 0]
+        trained = {calls.labels.texts[number] for number in np.unique(rows).tolist()}
     for name, (what, advice) in COSTLY.items():
 
         def is_costly(text: str, name: str = name) -> bool:
-            return costly_name(text) == name
+            return costly_name(text) == name and text not in trained
 
         rows = np.flatnonzero(context.matches(context.operator, is_costly))
         cost = context.busy_ns(rows)
