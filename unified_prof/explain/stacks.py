@@ -23,6 +23,7 @@ from unified_prof.recording.breakdowns import (
 )
 from unified_prof.recording.calls import SIZES
 from unified_prof.recording.framework import BACKWARD, NONE, Framework
+from unified_prof.recording.python_frames import ADDRESS
 from unified_prof.recording.recording import Recording
 from unified_prof.recording.source import possible
 
@@ -31,7 +32,6 @@ BACKWARD_PASS = Frame("(backward)", "pass")
 _NO_NAME = "(unnamed)"
 _NUMBERED_STEP = re.compile(r"(ProfilerStep)\s*[#*]\s*\d+$")
 _PYTHON = re.compile(r"(?P<file>[^\n]+?)\((?P<line>\d+)\)(?:: (?P<name>.+))?$")
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 def measures(recording: Recording) -> tuple[str, ...]:
@@ -294,4 +294,4 @@ def _host_frame(text: str | None, *, python: bool) -> Frame:
         file = match["file"].replace("\\", "/")
         name = match["name"] or posixpath.basename(file)
         return Frame(name, "function", file, int(match["line"]))
-    return Frame(_ADDRESS.sub("", text), "range")
+    return Frame(ADDRESS.sub("", text), "range")

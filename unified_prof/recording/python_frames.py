@@ -32,6 +32,8 @@ from unified_prof.base.columns import API_PYTHON
 from unified_prof.recording.source import Source, Strings
 
 MODULE_PREFIX = "nn.Module: "
+# Names of built-in methods contain the address of their object, which differs between processes.
+ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _FRAME = re.compile(r"(?P<file>[^\n]+?\.(?:py|ipynb)[^\n()]*)\((?P<line>\d+)\)(?:: |$)")
 # Directories of installed packages and the standard library. Profilers shorten such paths, so
 # `torch` may also be the first directory.

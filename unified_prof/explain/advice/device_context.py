@@ -38,6 +38,7 @@ from unified_prof.recording.calls import KERNEL, UNKNOWN
 from unified_prof.recording.device import TimeSlice
 from unified_prof.recording.idle import HOST, LATE_NS, NOT_KNOWN, REASONS, SYNCHRONISING
 from unified_prof.recording.model import Evidence, Finding, Sureness
+from unified_prof.recording.python_frames import ADDRESS
 from unified_prof.recording.recording import Recording
 from unified_prof.recording.source import possible, recorded_facts
 from unified_prof.recording.task_order import ComputedColumn
@@ -620,7 +621,7 @@ class DeviceContext:
             np.concatenate((frames.end_ns, framework.end_ns[ranges])),
             np.concatenate((frames.thread, framework.thread[ranges])),
             np.concatenate((frames.name, name + len(frames.texts))),
-            [*frames.texts, *names],
+            [*frames.texts, *(ADDRESS.sub("", text) for text in names)],
         )
 
     @cached_property
