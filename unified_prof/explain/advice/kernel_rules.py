@@ -650,6 +650,7 @@ def _unfused_on_host(context: DeviceContext) -> Iterator[Cause]:
 
 # Minimum share of kernel time of memory-bound kernels that torch.compile could fuse.
 ELEMENTWISE_SHARE = 0.20
+FUSION_SAVING = 0.05  # Minimum saving: of few chains, compilers fuse only a part.
 MIN_NPU_CHAIN = 3  # Minimum number of kernels in a chain on an NPU.
 _FUSIBLE = (
     names.ELEMENT_WISE,
@@ -708,7 +709,7 @@ def unfused_elementwise(context: DeviceContext) -> Iterator[Cause]:
         advice="use torch.compile, or fused operations (RMSNorm, rotary embedding, SwiGLU, dropout "
         "and residual; torch_npu: npu_rms_norm, npu_rotary_mul, npu_swiglu)",
         sure="possible",
-        least=WARN_SHARE,
+        least=FUSION_SAVING,
         figures={
             "kernels": len(rows),
             "chains": int(stays.sum()),
