@@ -327,7 +327,7 @@ def test_rank_with_an_unrecorded_pause_is_late_without_known_cause(
     assert [(one.kind, one.ranks, one.steps) for one in found] == [("late_rank", (rank,), steps)]
     assert found[0].figures["late_ms"] == pytest.approx(5, rel=0.02)
     assert found[0].cost_ms_per_step == pytest.approx(true_cost_ms(plan, run), rel=0.1)
-    assert "the cause is not recorded" in found[0].text
+    assert f"`uprof advise --rank {rank}` may name the cause" in found[0].text
     assert found[0].figures["where"] == PLACES[where]
 
 

@@ -361,9 +361,9 @@ def _late_rank(
     late_ns = float(np.median([*idle_ns.values()]))
     cut = _idle_intervals(context, rank, idle_ns)
     where = _location(context, max(cut, key=lambda at: cut[at])) if cut else None
+    cause = f"`uprof advise --rank {context.global_ranks([rank])[0]}` may name the cause"
     if context.is_watched:
-        where = "in other Python code"
-    cause = "the cause is not recorded"
+        where, cause = "in other Python code", "the cause is not recorded"
     if not context.matched.facts[rank].loader_recorded:
         cause = "a possible cause is late input (no data loader was recorded)"
     when = steps_text(context, steps, " in every step")
