@@ -87,6 +87,7 @@ def _annotations(recording: Recording) -> Breakdown:
 def _steps(recording: Recording) -> list[Row]:
     rows = step_rows(
         recording.steps,
+        recording.step_lengths_ns,
         recording.devices,
         recording.step_windows,
         recording.device_numbers,

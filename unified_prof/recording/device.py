@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -244,6 +244,7 @@ class _Step:
 
 def step_rows(
     steps: Steps,
+    lengths_ns: Sequence[int],
     devices: Mapping[str, DeviceWork],
     windows: Mapping[str, StepWindows],
     numbers: Mapping[str, int | None],
@@ -275,8 +276,8 @@ def step_rows(
             add(step, "copy_ns", sums.copy_ns)
             add(step, "idle_ns", lasted[step] - busy[step])
     return [
-        Row(name=name, kind="step", count=1, total_ns=end_ns - start_ns, extra=extra)
-        for (name, start_ns, end_ns), extra in zip(steps, extras, strict=True)
+        Row(name=name, kind="step", count=1, total_ns=length_ns, extra=extra)
+        for (name, _, _), length_ns, extra in zip(steps, lengths_ns, extras, strict=True)
     ]
 
 
