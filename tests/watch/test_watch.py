@@ -279,7 +279,7 @@ for fault in ("healthy", "loader", "item", "gc"):
         loss = net(next(batches)).square().mean()
         loss.backward()
         optimizer.step()
-        time.sleep(0.01)
+        time.sleep(0.001)
         for _ in range(1000 if fault == "item" else 1):
             loss.item()
         if fault == "gc":

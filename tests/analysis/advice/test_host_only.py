@@ -60,16 +60,18 @@ def test_gaps_at_the_same_place_of_each_step_are_time_between_operations(
         assert "write at /home/me/log.py:7 before aten::operation3" in finding.text
 
 
-def test_gaps_of_data_loading_and_of_the_optimizer_have_other_findings(tmp_path: Path) -> None:
+def test_gaps_with_a_cause_have_other_findings(tmp_path: Path) -> None:
     loader = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
     with FaultyRun(tmp_path / "run.db") as run:
         for step in range(5):
-            begin = step * 10 * MS
-            run.call(begin, begin + 10 * MS, f"ProfilerStep#{step}")
+            begin = step * 12 * MS
+            run.call(begin, begin + 12 * MS, f"ProfilerStep#{step}")
             run.call(begin, begin + 3 * MS, loader, kind=API_MARK)
             run.call(begin + 3 * MS, begin + 7 * MS, "aten::linear")
             run.call(begin + 7 * MS, begin + 10 * MS, "Optimizer.step#SGD.step", kind=API_MARK)
-    assert findings_by_kind(tmp_path / "run.db").keys() == {"input_wait"}
+            start = begin + 10 * MS
+            run.row("GC_RECORD", startNs=start, endNs=start + 2 * MS, globalTid=1)
+    assert findings_by_kind(tmp_path / "run.db").keys() == {"input_wait", "garbage_collection"}
 
 
 @pytest.mark.parametrize("again", [True, False])

@@ -111,7 +111,8 @@ def _gaps(context: DeviceContext) -> Gaps:
         working[framework.matching(has_rule)] = True
     ranges = np.flatnonzero(working)
     starts, ends = framework.start_ns[ranges], framework.end_ns[ranges]
-    gaps = intervals.subtract(context.window, intervals.merge(starts, ends))
+    explained = intervals.union(intervals.merge(starts, ends), context.claimed)
+    gaps = intervals.subtract(context.window, explained)
     order = np.argsort(starts, kind="stable")
     after = np.minimum(np.searchsorted(starts[order], gaps.end_ns), len(order) - 1)
     texts, number = framework.names(ranges[order[after]])
