@@ -9,7 +9,6 @@ import numpy as np
 
 from unified_prof.arrays import intervals
 from unified_prof.arrays.grouping import Frame, Ints
-from unified_prof.arrays.intervals import IntervalSet
 from unified_prof.explain.advice.device_context import Cause, DeviceContext
 from unified_prof.explain.advice.idle_segments import (
     EVIDENCE_ROWS,
@@ -17,6 +16,7 @@ from unified_prof.explain.advice.idle_segments import (
     MIN_SHARE,
     WARN_SHARE,
     Flags,
+    IdleSegments,
     duration,
     evidence_row,
     group_evidence,
@@ -38,11 +38,6 @@ from unified_prof.recording.recording import Recording
 SET_UP_SHARE, SET_UP_NS, SET_UP_PART = 0.8, 2_000_000_000, 0.2
 
 
-def _copy_bytes(context: DeviceContext) -> Ints:
-    """Return the bytes of each task that is a copy, 0 for others."""
-    return np.maximum(context.task_column("MEMCPY_INFO", "size"), 0)
-
-
 def _without_set_up(context: DeviceContext, copies: Flags, size: Ints) -> Flags:
     """Return a mask of copies without those of model loading."""
     if context.steps or not copies.any():
@@ -55,7 +50,7 @@ def _without_set_up(context: DeviceContext, copies: Flags, size: Ints) -> Flags:
 
 def exposed_copies(context: DeviceContext) -> Iterator[Cause]:
     """Find copies between host and device without overlap."""
-    tasks, size = context.tasks, _copy_bytes(context)
+    tasks, size = context.tasks, np.maximum(context.task_column("MEMCPY_INFO", "size"), 0)
     copies = (tasks.kind == COPY) & context.matches(context.operator, names.COPIES_HOST)
     copies = _without_set_up(context, copies, size)
     exposed = intervals.subtract(tasks.spans(copies), tasks.spans(~copies))
@@ -125,64 +120,66 @@ def garbage_collection(context: DeviceContext) -> Iterator[Cause]:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Stall:
-    """A kind of host call that should not occur in the steps."""
-
-    names: Words
-    text: str
-    advice: str
-    sure: Sureness = "certain"
-    min_ns: int = 0  # Minimum total time of the calls.
-    # Minimum share of the time in which the device is idle meanwhile.
-    min_share: float = WARN_SHARE
-
-
-_ALLOCATION = _Stall(
-    names.ALLOCATES,
-    "driver allocations: device memory is allocated or freed {often}",
-    "keep the allocator's cache: no empty_cache() in the loop, expandable_segments:True, static "
-    "shapes, a smaller batch",
-    # MindStudio advisor's threshold.
-    min_ns=10_000_000,
-    min_share=MIN_SHARE,
-)
-_NPU_COMPILATION = _Stall(
-    names.COMPILES_NPU_OPERATOR,
-    "compilation: operators are compiled at run time {often}",
-    "use torch.npu.set_compile_mode(jit_compile=False), or operators with an aclnn implementation",
-    sure="likely",
-)
-_COMPILATION = _Stall(
-    names.COMPILES,
-    "compilation: code is compiled or loaded {often}",
-    "use static or bucketed shapes (torch.compile(dynamic=True), mark_dynamic), check "
-    "TORCH_LOGS=recompiles, precompile operators",
-)
-
-
 def allocation_stalls(context: DeviceContext) -> Iterator[Cause]:
     """Find device memory allocations and frees through the driver during idle time."""
-    yield from _stalls(context, _ALLOCATION)
+    yield from _stalls(
+        context,
+        names.ALLOCATES,
+        "driver allocations: device memory is allocated or freed {often}",
+        "keep the allocator's cache: no empty_cache() in the loop, expandable_segments:True, "
+        "static shapes, a smaller batch",
+        # MindStudio advisor's threshold.
+        min_ns=10_000_000,
+        min_share=MIN_SHARE,
+    )
 
 
 def compile_stalls(context: DeviceContext) -> Iterator[Cause]:
     """Find compilation or loading of kernels and graphs after warm-up."""
-    yield from _stalls(context, _COMPILATION)
-    yield from _stalls(context, _NPU_COMPILATION)
+    yield from _stalls(
+        context,
+        names.COMPILES,
+        "compilation: code is compiled or loaded {often}",
+        "use static or bucketed shapes (torch.compile(dynamic=True), mark_dynamic), check "
+        "TORCH_LOGS=recompiles, precompile operators",
+    )
+    yield from _stalls(
+        context,
+        names.COMPILES_NPU_OPERATOR,
+        "compilation: operators are compiled at run time {often}",
+        "use torch.npu.set_compile_mode(jit_compile=False), or operators with an aclnn "
+        "implementation",
+        sure="likely",
+    )
 
 
-def _stalls(context: DeviceContext, stall: _Stall) -> Iterator[Cause]:
-    start, end, number, texts, enqueued = host_ranges(context.recording, stall.names)
+def _stalls(
+    context: DeviceContext,
+    wanted: Words,
+    text: str,
+    advice: str,
+    *,
+    sure: Sureness = "certain",
+    min_ns: int = 0,
+    min_share: float = WARN_SHARE,
+) -> Iterator[Cause]:
+    """Find host calls that take `min_ns`, and leave the device idle for a share of the time."""
+    start, end, number, texts, enqueued = host_ranges(context.recording, wanted)
     stalls = intervals.subtract(context.clip(start, end), context.claimed)
-    on_host = _of_program(start, end, enqueued, context.host_window)
-    on_host = intervals.subtract(on_host, context.claimed)
     # Without steps, the beginning of the program counts as warm-up.
-    if not context.steps or context.share(stalls.total_ns) < stall.min_share:
+    if not context.steps or context.share(stalls.total_ns) < min_share:
         return
     cost = context.idle_in(stalls)
-    if stalls.total_ns < stall.min_ns or not cost or context.share(cost) < stall.min_share:
+    if stalls.total_ns < min_ns or not cost or context.share(cost) < min_share:
         return
+    # The ranges that the program runs, or enqueued, in the steps of the host.
+    queued = enqueued < start
+    on_host = intervals.intersect(
+        intervals.merge(start[~queued], end[~queued]), context.host_window
+    )
+    queued &= intervals.holding(context.host_window, enqueued) >= 0
+    on_host = intervals.union(on_host, intervals.merge(start[queued], end[queued]))
+    on_host = intervals.subtract(on_host, context.claimed)
     context.claim(stalls)
     rows = np.flatnonzero(context.is_analyzed(start))
     # A compilation has ranges for its parts.
@@ -190,23 +187,15 @@ def _stalls(context: DeviceContext, stall: _Stall) -> Iterator[Cause]:
     often = times(count) + (" after the first step" if len(context.steps) > 1 else "")
     yield context.finding(
         cost,
-        f"{stall.text.format(often=often)}; the {context.paused} meanwhile for "
+        f"{text.format(often=often)}; the {context.paused} meanwhile for "
         f"{percent(context.share(cost))} of the time",
-        advice=stall.advice,
-        sure=stall.sure,
+        advice=advice,
+        sure=sure,
         change=Selection(host=on_host),
-        least=stall.min_share,
+        least=min_share,
         figures={"calls": count, "calls_ns": stalls.total_ns, "idle_ns": cost},
         evidence=group_evidence(number[rows], (end - start)[rows], start[rows], texts.__getitem__),
     )
-
-
-def _of_program(start: Ints, end: Ints, enqueued: Ints, window: IntervalSet) -> IntervalSet:
-    """Return the ranges that the program runs, or enqueued, in a window of the host."""
-    queued = enqueued < start
-    own = intervals.intersect(intervals.merge(start[~queued], end[~queued]), window)
-    queued &= intervals.holding(window, enqueued) >= 0
-    return intervals.union(own, intervals.merge(start[queued], end[queued]))
 
 
 # Severe above these shares of the time and of the idle time (nsys-ai's thresholds).
@@ -387,11 +376,9 @@ def blocking_launches(context: DeviceContext) -> Iterator[Cause]:
         change = _without_waits(context, gaps)
         text = "are followed by a synchronization"
     else:
-        host_bound = [idle.take(mask) for idle, mask in context.host_bound_windows()]
-        idle = intervals.merge(
-            np.concatenate([part.start_ns for part in host_bound]),
-            np.concatenate([part.end_ns for part in host_bound]),
-        )
+        windows = [idle.take(mask) for idle, mask in context.host_bound_windows()]
+        host_bound = IdleSegments.concatenate(windows)
+        idle = intervals.merge(host_bound.start_ns, host_bound.end_ns)
         idle = intervals.subtract(idle, context.claimed)
         cost, evidence = idle.total_ns, list(context.evidence(kernels[waiting]))
         # Without the wait, a launch call returns when its kernel begins.
