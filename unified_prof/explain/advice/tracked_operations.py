@@ -298,34 +298,22 @@ LOOP_CALLS, LOOP_SHARE = 32, 0.2
 
 def _repeated(run: Tracked) -> list[_Group]:
     """Return the repeated operations of the most expensive loop; none if it takes little."""
-    calls = run.calls
-    assert calls.total_ns is not None
-    assert calls.line is not None
-    texts = calls.labels.texts
-    known = (calls.total_ns > 0) & (calls.line != UNKNOWN)
-    if calls.module is not None:  # the others are in `_outside`
-        known &= (calls.module != UNKNOWN) | ~_without_backward(calls)
-    rows = np.flatnonzero(known)
-    module = np.full(len(calls), UNKNOWN) if calls.module is None else calls.module.copy()
-    # Tables do not depend on each other, as other layers at one line may.
-    module[calls.name == calls.labels.number("embedding")] = UNKNOWN
-    keys = np.stack([calls.line[rows], module[rows], calls.name[rows]])
-    groups, of_row, count = np.unique(keys, axis=1, return_inverse=True, return_counts=True)
-    group_ns = np.bincount(of_row, weights=calls.total_ns[rows], minlength=len(count))
-    found = [
-        _Group(
-            texts[int(groups[2, at])],
-            texts[int(groups[0, at])],
-            int(count[at]),
-            round(float(group_ns[at])),
-            is_outside=False,
-        )
-        for at in np.flatnonzero(count >= LOOP_CALLS).tolist()
+    modules = run.calls.module
+    runs, times_ns = Counter[tuple[str, str, int]](), Counter[tuple[str, str, int]]()
+    for row, name, line, ns in _timed_calls(run.calls, are_outside=False):
+        # Tables do not depend on each other, as other layers at one line may.
+        module = UNKNOWN if modules is None or name == "embedding" else int(modules[row])
+        key = line, name, module
+        runs[key] += 1
+        times_ns[key] += ns
+    groups = [
+        _Group(key[1], key[0], runs[key], times_ns[key], is_outside=False) for key in sorted(runs)
     ]
     places: dict[str, list[_Group]] = {}
-    for one in (*found, *(one for one in _outside(run) if one.runs >= LOOP_CALLS)):
+    for one in (*groups, *_outside(run)):
         # A loop of several lines is one.
-        places.setdefault(one.line.rpartition(":")[0], []).append(one)
+        if one.runs >= LOOP_CALLS:
+            places.setdefault(one.line.rpartition(":")[0], []).append(one)
     own = max(places.values(), key=lambda some: sum(one.ns for one in some), default=[])
     own.sort(key=lambda one: -one.ns)
     return own if run.share(sum(one.ns for one in own)) >= LOOP_SHARE else []
@@ -367,18 +355,30 @@ class _Group(NamedTuple):
 
 def _outside(run: Tracked) -> list[_Group]:
     """Return operations that the report does not show, and those outside of modules."""
-    calls, found = run.calls, dict[tuple[str, str], _Group]()
+    found = dict[tuple[str, str], _Group]()
     for row in parsed_fact(run.facts, "operations_outside", list):
         if isinstance(row, list) and [*map(type, row)] == [str, str, int, int]:
             found[row[0], row[1]] = _Group(*row)
-    if calls.module is None or calls.line is None or calls.total_ns is None:
-        return [*found.values()]
-    outside = (calls.module == UNKNOWN) & _without_backward(calls) & (calls.line != UNKNOWN)
-    for at in np.flatnonzero(outside & (calls.total_ns > 0)).tolist():
-        key = calls.labels.texts[calls.name[at]], calls.labels.texts[calls.line[at]]
-        known = found.get(key, _Group(*key, 0, 0))
-        found[key] = known._replace(runs=known.runs + 1, ns=known.ns + int(calls.total_ns[at]))
+    for _, name, line, ns in _timed_calls(run.calls, are_outside=True):
+        known = found.get((name, line), _Group(name, line, 0, 0))
+        found[name, line] = known._replace(runs=known.runs + 1, ns=known.ns + ns)
     return [*found.values()]
+
+
+def _timed_calls(calls: Calls, *, are_outside: bool) -> Iterator[tuple[int, str, str, int]]:
+    """Yield row, name, line and time of the calls within modules, or of those outside of them.
+
+    Calls of a backward pass are not outside.
+    """
+    if calls.total_ns is None or calls.line is None:
+        return
+    outside = np.zeros(len(calls), bool)
+    if calls.module is not None:
+        outside = (calls.module == UNKNOWN) & _without_backward(calls)
+    known = (calls.total_ns > 0) & (calls.line != UNKNOWN) & (outside == are_outside)
+    texts = calls.labels.texts
+    for row in np.flatnonzero(known).tolist():
+        yield row, texts[calls.name[row]], texts[calls.line[row]], int(calls.total_ns[row])
 
 
 def _without_backward(calls: Calls) -> NDArray[np.bool_]:
@@ -390,18 +390,12 @@ def _without_backward(calls: Calls) -> NDArray[np.bool_]:
 
 def _costly(run: Tracked) -> Counter[tuple[str, str]]:
     """Return the time of COSTLY operations by name and line."""
-    calls, texts, found = run.calls, run.calls.labels.texts, Counter[tuple[str, str]]()
-    assert calls.total_ns is not None
-    assert calls.line is not None
-    known = (calls.total_ns > 0) & (calls.line != UNKNOWN) & _without_backward(calls)
-    if calls.module is not None:
-        known &= calls.module != UNKNOWN
-    for row in np.flatnonzero(known).tolist():
-        if (name := costly_name(texts[calls.name[row]])) is not None:
-            found[name, texts[calls.line[row]]] += int(calls.total_ns[row])
-    for group in _outside(run):
-        if (name := costly_name(group.name)) is not None:
-            found[name, group.line] += group.ns
+    found, is_alone = Counter[tuple[str, str]](), _without_backward(run.calls)
+    inside = _timed_calls(run.calls, are_outside=False)
+    parts = [(name, line, ns) for row, name, line, ns in inside if is_alone[row]]
+    for operation, line, ns in (*parts, *((one.name, one.line, one.ns) for one in _outside(run))):
+        if (name := costly_name(operation)) is not None:
+            found[name, line] += ns
     return found
 
 
@@ -478,93 +472,73 @@ def repeated_work(run: Tracked) -> Iterator[Finding]:
 
 
 _PASSES = frozenset({"forward", "backward", "other", "waiting_for_cpu"})
-_NO_PARTS = "parts of iterations not recorded (table UPROF_ITERATION_PARTS)"
-# Rule, whether a run has the data for it, and what is missing otherwise.
-RULES: tuple[tuple[Callable[[Tracked], Iterator[Finding]], Callable[[Tracked], bool], str], ...] = (
-    (
-        tracked.waiting_for_processor,
+_HAS_PARTS = (
+    lambda run: "part_lines" in run.facts or bool(set(run.parts_ns) - _PASSES),
+    "parts of iterations not recorded (table UPROF_ITERATION_PARTS)",
+)
+_HAS_LINES = (
+    lambda run: run.calls.total_ns is not None and run.calls.line is not None,
+    "times by line not recorded (run time report)",
+)
+# By rule: whether a run has the data for it, and what is missing otherwise.
+RULES: dict[Callable[[Tracked], Iterator[Finding]], tuple[Callable[[Tracked], bool], str]] = {
+    tracked.waiting_for_processor: (
         lambda run: any(one.waited_ns is not None for one in run.timed),
         "processor wait not measured",
     ),
-    (
-        time_between_operations,
+    time_between_operations: (
         lambda run: run.gaps is not None and run.median_ns > 0,
         "time between operations not recorded (table UPROF_GAPS)",
     ),
-    *(
-        (
-            rule,
-            lambda run: "part_lines" in run.facts or bool(set(run.parts_ns) - _PASSES),
-            _NO_PARTS,
-        )
-        for rule in (
-            tracked.data_loading,
-            tracked.synchronizing_reads,
-            tracked.unfused_optimizer,
-            tracked.periodic_work,
-            tracked.slow_modes,
-            other_code,
-            tracked.unused_activations,
-            tracked.repeated_backward,
-            tracked.padding,
-        )
-    ),
-    (
-        recomputation,
+    tracked.data_loading: _HAS_PARTS,
+    tracked.synchronizing_reads: _HAS_PARTS,
+    tracked.unfused_optimizer: _HAS_PARTS,
+    tracked.periodic_work: _HAS_PARTS,
+    tracked.slow_modes: _HAS_PARTS,
+    other_code: _HAS_PARTS,
+    tracked.unused_activations: _HAS_PARTS,
+    tracked.repeated_backward: _HAS_PARTS,
+    tracked.padding: _HAS_PARTS,
+    recomputation: (
         lambda run: run.calls.recomputed_ns is not None and run.median_ns > 0,
         "no activation checkpointing recorded",
     ),
-    *(
-        (
-            rule,
-            lambda run: run.calls.total_ns is not None and run.calls.line is not None,
-            "times by line not recorded (run time report)",
-        )
-        for rule in (unfused_chains, loops, costly_operations, repeated_work)
-    ),
-    (
-        double_precision,
+    **dict.fromkeys((unfused_chains, loops, costly_operations, repeated_work), _HAS_LINES),
+    double_precision: (
         lambda run: "weight_types" in run.facts and run.calls.total_ns is not None,
         "types of weights not recorded (memory report)",
     ),
-    (
-        tracked.single_thread,
+    tracked.single_thread: (
         lambda run: run.facts.get("device", "").startswith("cpu") and "processors" in run.facts,
         "number of processors not recorded, or not a CPU run",
     ),
-    (
-        tracked.slow_iterations,
+    tracked.slow_iterations: (
         lambda run: len(timed_steps(run.steps)) > tracked.MIN_ITERATIONS,
         f"fewer than {tracked.MIN_ITERATIONS + 1} iterations recorded",
     ),
-)
+}
 
 
 def advise(run: Tracked) -> Advice:
     """Evaluate the rules and return the findings, most expensive first."""
-
-    def described(finding: Finding, kind: str) -> Finding:
-        cost_ms = finding.cost_ms_per_step
-        saves = f"; saves up to {duration(cost_ms * 1e6)} per iteration" if cost_ms else ""
-        return replace(finding, kind=finding.kind or kind, text=finding.text + saves)
-
-    by_rule = {
-        rule.__name__: [described(one, rule.__name__) for one in rule(run)]
-        if has_data(run)
-        else None
-        for rule, has_data, _ in RULES
-    }
-    findings = [finding for result in by_rule.values() for finding in result or ()]
+    findings: list[Finding] = []
+    not_judged, judged = [], []
+    for rule, (has_data, why) in RULES.items():
+        if not has_data(run):
+            not_judged.append(NotJudged(rule.__name__, why))
+            continue
+        found = [replace(one, kind=one.kind or rule.__name__) for one in rule(run)]
+        if not found:
+            judged.append(rule.__name__)
+        for one in found:
+            cost_ms = one.cost_ms_per_step
+            saves = f"; saves up to {duration(cost_ms * 1e6)} per iteration" if cost_ms else ""
+            findings.append(replace(one, text=one.text + saves))
+    findings.sort(key=lambda finding: (-finding.cost_ms_per_step, finding.kind))
     return Advice(
-        findings=tuple(
-            sorted(findings, key=lambda finding: (-finding.cost_ms_per_step, finding.kind))
-        ),
-        not_judged=tuple(
-            NotJudged(rule.__name__, why)
-            for rule, _, why in RULES
-            if by_rule[rule.__name__] is None
-        ),
-        judged=tuple(kind for kind, result in by_rule.items() if result == []),
+        findings=tuple(findings),
+        not_judged=tuple(not_judged),
+        judged=tuple(judged),
         steps=len(run.timed),
         step_ms=round(run.median_ns / 1e6, 6) if run.median_ns else None,
         statistic="median",
