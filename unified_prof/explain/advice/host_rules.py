@@ -158,32 +158,23 @@ def _longest_gaps(context: DeviceContext) -> Sequence[Evidence]:
         longest[at], task[at] = length[better], idle.task[better]
         begin[at] = idle.start_ns[better]
     rows: dict[tuple[str, str | None], dict[str, Any]] = {}
-    gaps: dict[tuple[str, str | None], tuple[int, int, int]] = {}
+    first: dict[tuple[str, str | None], int] = {}  # The operator with the longest gaps.
     # The launching operation is looked up once per kind of task; kinds with the same one are
     # merged.
     for number in np.argsort(-total, kind="stable")[: int((count > 0).sum())].tolist():
         name, line = work.place(int(task[number]))
-        row = rows.setdefault(
-            (name, line),
-            {
-                "name": f"before {name}",
-                "count": 0,
-                "total_ns": 0,
-                "start_ns": int(begin[number]),
-                **({} if line is None else {"line": line}),
-            },
-        )
-        gaps.setdefault(
-            (name, line),
-            (int(begin[number]), int(begin[number] + longest[number]), int(task[number])),
-        )
+        new_row = evidence_row(f"before {name}", 0, 0, int(begin[number]), line=line)
+        row = rows.setdefault((name, line), new_row)
+        first.setdefault((name, line), number)
         row["count"] += int(count[number])
         row["total_ns"] += int(total[number])
     result = sorted(rows.items(), key=lambda item: -int(item[1]["total_ns"]))[:EVIDENCE_ROWS]
     for key, row in result:
-        if gaps[key][1] - gaps[key][0] < MIN_NAMED_GAP_NS:
+        start_ns, length_ns = row["start_ns"], int(longest[first[key]])
+        if length_ns < MIN_NAMED_GAP_NS:
             continue
-        if (cover := _covering_code(context, *gaps[key])) is not None:
+        cover = _covering_code(context, start_ns, start_ns + length_ns, int(task[first[key]]))
+        if cover is not None:
             del row["name"]
             row.pop("line", None)
             row |= {**cover, "next": key[0]}
@@ -343,21 +334,18 @@ def late_work(context: DeviceContext) -> Iterator[Cause]:
     idle = _late_gaps(context, LAUNCHED)
     if not len(idle):
         return
-    gaps, longest = _describe_gaps(context, idle), int(idle.length_ns.argmax())
-    call = _longest_call(context, idle, longest)
-    meanwhile = f", while the host is in {_describe_call(context, call)}" if call >= 0 else ""
-    single = _single_event(context, idle)
-    yield context.finding(
+    call, single = _call_in_longest(context, idle), _single_event(context, idle)
+    meanwhile = f", while the host is in {call}" if call else ""
+    yield _late_finding(
+        context,
+        idle,
         # A single occurrence has no cost per step.
         0 if single else int(idle.length_ns.sum()),
-        f"late kernels: the device is idle {gaps}{meanwhile}; no recorded event explains "
-        f"it{single}",
-        advice="record longer, with profiler.step() after each iteration: pending tasks, lazily "
+        f"late kernels: the device is idle {_describe_gaps(context, idle)}{meanwhile}; no recorded "
+        f"event explains it{single}",
+        "record longer, with profiler.step() after each iteration: pending tasks, lazily "
         "loaded kernels, graph uploads and the profiler itself cause this only once; other "
         "programs on the same device cause it repeatedly",
-        sure="possible",
-        figures=_gap_figures(context, idle),
-        evidence=_late_rows(context, idle),
     )
 
 
@@ -370,18 +358,16 @@ def unrecorded_work(context: DeviceContext) -> Iterator[Cause]:
     idle = _late_gaps(context, UNRECORDED)
     if not len(idle):
         return
-    call = _longest_call(context, idle, int(idle.length_ns.argmax()))
-    meanwhile = f" in {_describe_call(context, call)}" if call >= 0 else ""
-    yield context.finding(
+    call = _call_in_longest(context, idle)
+    yield _late_finding(
+        context,
+        idle,
         0,
         f"unrecorded device work: no task is recorded {_describe_gaps(context, idle)}, while the "
-        f"host waits{meanwhile}: the device probably runs tasks that were not recorded, such as "
-        "kernels of a device graph",
-        advice="do not count this time as idle; record without graphs, or with a newer "
-        "profiler, to see these tasks",
-        sure="possible",
-        figures=_gap_figures(context, idle),
-        evidence=_late_rows(context, idle),
+        f"host waits{f' in {call}' if call else ''}: the device probably runs tasks that were not "
+        "recorded, such as kernels of a device graph",
+        "do not count this time as idle; record without graphs, or with a newer profiler, to see "
+        "these tasks",
     )
 
 
@@ -403,14 +389,35 @@ def _describe_gaps(context: DeviceContext, idle: IdleSegments) -> str:
     )
 
 
-def _gap_figures(context: DeviceContext, idle: IdleSegments) -> dict[str, Any]:
+def _late_finding(
+    context: DeviceContext, idle: IdleSegments, cost_ns: int, text: str, advice: str
+) -> Cause:
+    """Return a finding about gaps, each with the call that launched the task after it."""
+    work, calls = context.recording.work, context.recording.host_calls
+    rows: list[Evidence] = []
+    for at in np.argsort(-idle.length_ns, kind="stable")[:EVIDENCE_ROWS].tolist():
+        task = int(idle.task[at])
+        name, line = work.place(task)
+        call = int(calls.launching(work.connection[task : task + 1])[0]) if len(calls) else -1
+        launch = context.recording.strings.get(int(calls.name[call])) if call >= 0 else None
+        name = f"before {name}" + (f" ({launch})" if launch else "")
+        rows.append(
+            evidence_row(name, 1, int(idle.length_ns[at]), int(idle.start_ns[at]), line=line)
+        )
     lost = int(idle.length_ns.sum())
-    return {
-        "idle_ns": lost,
-        "gaps": len(idle.start_ns),
-        "idle_share": round(context.share(lost), 4),
-        "longest_gap_ns": int(idle.length_ns.max()),
-    }
+    return context.finding(
+        cost_ns,
+        text,
+        advice=advice,
+        sure="possible",
+        figures={
+            "idle_ns": lost,
+            "gaps": len(idle),
+            "idle_share": round(context.share(lost), 4),
+            "longest_gap_ns": int(idle.length_ns.max()),
+        },
+        evidence=rows,
+    )
 
 
 def _single_event(context: DeviceContext, idle: IdleSegments) -> str:
@@ -425,26 +432,22 @@ def _single_event(context: DeviceContext, idle: IdleSegments) -> str:
     return f"; it occurs in {where}, so it may be a single event"
 
 
-def _longest_call(context: DeviceContext, idle: IdleSegments, gap: int) -> int:
-    """Return the call that the launching thread is in for most of a gap, or -1."""
-    calls, work = context.recording.host_calls, context.recording.work
+def _call_in_longest(context: DeviceContext, idle: IdleSegments) -> str:
+    """Return the call, operation and line that the launching thread is in for most of a gap."""
+    calls, framework = context.recording.host_calls, context.recording.framework
     if not len(calls):
-        return -1
-    launch = calls.launching(work.connection[idle.task[gap : gap + 1]])
+        return ""
+    gap = int(idle.length_ns.argmax())
+    launch = calls.launching(context.recording.work.connection[idle.task[gap : gap + 1]])
     rows = np.flatnonzero(calls.thread == calls.thread[launch[0]])
     overlap = np.minimum(calls.end_ns[rows], idle.end_ns[gap])
     overlap -= np.maximum(calls.start_ns[rows], idle.start_ns[gap])
-    longest = int(overlap.argmax())
-    return int(rows[longest]) if overlap[longest] >= COVERED_SHARE * idle.length_ns[gap] else -1
-
-
-def _describe_call(context: DeviceContext, call: int) -> str:
-    """Return the name of a runtime call, with the operation and line that made it."""
-    calls, framework = context.recording.host_calls, context.recording.framework
-    text = context.recording.strings.get(int(calls.name[call])) or "(unnamed call)"
+    at = rows[[int(overlap.argmax())]]
+    if overlap.max() < COVERED_SHARE * idle.length_ns[gap]:
+        return ""
+    text = context.recording.strings.get(int(calls.name[at][0])) or "(unnamed call)"
     if framework is None:
         return text
-    at = np.array([call])
     around = framework.places_at(calls.thread[at], calls.start_ns[at])
     if around[0] < 0:
         return text
@@ -452,19 +455,3 @@ def _describe_call(context: DeviceContext, call: int) -> str:
     stacks, stack = framework.stacks(around)
     line = (stacks[int(stack[0])] or "").rpartition("\n")[2]
     return f"{text} of {names[int(number[0])]}" + (f" at {line}" if line else "")
-
-
-def _late_rows(context: DeviceContext, idle: IdleSegments) -> list[Evidence]:
-    """Return the longest gaps, each with the call that launched the task after it."""
-    work, calls = context.recording.work, context.recording.host_calls
-    rows: list[Evidence] = []
-    for at in np.argsort(-idle.length_ns, kind="stable")[:EVIDENCE_ROWS].tolist():
-        task = int(idle.task[at])
-        name, line = work.place(task)
-        call = int(calls.launching(work.connection[task : task + 1])[0]) if len(calls) else -1
-        launch = context.recording.strings.get(int(calls.name[call])) if call >= 0 else None
-        name = f"before {name}" + (f" ({launch})" if launch else "")
-        rows.append(
-            evidence_row(name, 1, int(idle.length_ns[at]), int(idle.start_ns[at]), line=line)
-        )
-    return rows
