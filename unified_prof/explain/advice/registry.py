@@ -14,6 +14,7 @@ from typing import Literal
 import numpy as np
 
 from unified_prof.arrays import intervals
+from unified_prof.arrays.intervals import EMPTY
 from unified_prof.explain.advice import (
     communication_rules,
     host_only,
@@ -112,20 +113,15 @@ class Rule:
         return self.evaluate.__name__
 
     def causes(self, context: DeviceContext) -> list[Cause]:
-        """Return its findings; those without a kind get its own."""
-        return [
-            replace(cause, finding=_described(cause.finding, self.kind, context))
-            for cause in self.evaluate(context)
-        ]
-
-
-def _described(finding: Finding, kind: str, context: DeviceContext) -> Finding:
-    """Return a finding with its kind; one about host time with the overhead of the profiler."""
-    finding = replace(finding, kind=finding.kind or kind)
-    if context.device is not None or not context.profiler_overhead:
-        return finding
-    sure = "likely" if finding.sure == "certain" else finding.sure
-    return replace(finding, sure=sure, text=finding.text + context.slowed_host)
+        """Return its findings with their kinds; those about host time with profiler overhead."""
+        result = []
+        for cause in self.evaluate(context):
+            finding = replace(cause.finding, kind=cause.finding.kind or self.kind)
+            if context.device is None and context.profiler_overhead:
+                sure = "likely" if finding.sure == "certain" else finding.sure
+                finding = replace(finding, sure=sure, text=finding.text + context.slowed_host)
+            result.append(replace(cause, finding=finding))
+        return result
 
 
 def operations_of_steps(context: DeviceContext) -> Iterator[Cause]:
@@ -210,7 +206,8 @@ def advise(recording: Recording, *, quick: bool = False) -> Advice:
         quick: If True, evaluate only cheap rules for a large recording, and estimate costs.
     """
     only_cheap = quick and len(recording.tasks) > QUICK_TASKS
-    contexts = _contexts(recording, only_cheap)
+    devices = {"device": recording.devices, "host": (None,), "none": ()}[recording.clock]
+    contexts = [DeviceContext(recording, name, quick=only_cheap) for name in devices]
     causes: list[Cause] = []
     skipped: list[NotJudged] = []
     evaluated: list[str] = []
@@ -225,18 +222,13 @@ def advise(recording: Recording, *, quick: bool = False) -> Advice:
             why = f"only for {rule.only}s, recorded on {'a GPU' if kind == 'GPU' else 'an NPU'}"
             skipped.append(NotJudged(rule.kind, why, applies=False))
             continue
-        missing = [rule.lacks(context) for context in contexts]
-        if None in missing:
+        missing = {context: rule.lacks(context) for context in contexts}
+        if None in missing.values():
             evaluated.append(rule.kind)
-            causes += _merge_devices(
-                [
-                    rule.causes(context)
-                    for context, why in zip(contexts, missing, strict=True)
-                    if why is None
-                ]
-            )
+            complete = [context for context, why in missing.items() if why is None]
+            causes += _merge_devices([rule.causes(context) for context in complete])
         else:
-            why = min(filter(None, missing), default=empty)
+            why = min(filter(None, missing.values()), default=empty)
             skipped.append(NotJudged(rule.kind, why))
     longest = max(contexts, key=lambda context: context.analyzed_ns, default=None)
     findings: list[Finding] = []
@@ -245,9 +237,7 @@ def advise(recording: Recording, *, quick: bool = False) -> Advice:
         causes = _work_first(causes)
         scheduled = None if only_cheap else schedule_of(recording, REPLAYED_TASKS)
         findings, together_ms = _priced(causes, longest, scheduled)
-    pauses = max(
-        (context.pauses for context in contexts), key=lambda context: context.total_ns, default=None
-    )
+    pauses = max((one.pauses for one in contexts), key=lambda one: one.total_ns, default=EMPTY)
     step_ns = 0.0 if longest is None else longest.analyzed_ns / longest.step_count
     found = {finding.kind for finding in findings}
     return Advice(
@@ -257,8 +247,8 @@ def advise(recording: Recording, *, quick: bool = False) -> Advice:
         steps=max((len(context.steps) for context in contexts), default=0),
         step_ms=round(step_ns / 1e6, 6) if step_ns else None,
         together_ms=together_ms,
-        pauses=0 if pauses is None else len(pauses),
-        paused_ms=0.0 if pauses is None else round(pauses.total_ns / 1e6, 6),
+        pauses=len(pauses),
+        paused_ms=round(pauses.total_ns / 1e6, 6),
         replayed_share=round(_replayed_share(recording), 4),
         complete=not only_cheap,
     )
@@ -274,10 +264,9 @@ def _work_first(causes: list[Cause]) -> list[Cause]:
         return causes
     sync, work = kinds.index("synchronising_calls"), kinds.index("host_bound")
     idle_ns = max(causes[at].finding.figures["idle_ns"] for at in (sync, work))
-    if causes[work].finding.figures["long_gaps_ns"] < LONG_WORK_SHARE * idle_ns:
-        return causes
-    first = causes[work]
-    return [*causes[:sync], first, *causes[sync:work], *causes[work + 1 :]]
+    if causes[work].finding.figures["long_gaps_ns"] >= LONG_WORK_SHARE * idle_ns:
+        causes.insert(sync, causes.pop(work))
+    return causes
 
 
 def _replayed_share(recording: Recording) -> float:
@@ -388,16 +377,10 @@ def ranked(findings: list[Finding]) -> list[Finding]:
     return sorted(findings, key=order)
 
 
-def _contexts(recording: Recording, quick: bool) -> list[DeviceContext]:
-    if recording.clock == "device":
-        return [DeviceContext(recording, name, quick=quick) for name in recording.devices]
-    return [DeviceContext(recording, None, quick=quick)] if recording.clock == "host" else []
-
-
 def _merge_devices(by_device: list[list[Cause]]) -> list[Cause]:
     """Merge the findings of one rule on several devices, by kind."""
-    if len(by_device) < 2:
-        return [cause for causes in by_device for cause in causes]
+    if len(by_device) == 1:
+        return by_device[0]
     by_kind: dict[str, list[Cause]] = {}
     for causes in by_device:
         for cause in causes:
@@ -405,11 +388,10 @@ def _merge_devices(by_device: list[list[Cause]]) -> list[Cause]:
     merged = []
     for causes in by_kind.values():
         first, others = max(causes, key=lambda one: one.finding.cost_ms_per_step), len(causes) - 1
-        finding = first.finding
-        if others:
-            devices = "another device" if others == 1 else f"{others} other devices"
-            finding = replace(finding, text=f"{finding.text}; the same on {devices}")
-        finding = replace(finding, figures={**finding.figures, "devices": len(causes)})
+        devices = "another device" if others == 1 else f"{others} other devices"
+        text = first.finding.text + (f"; the same on {devices}" if others else "")
+        figures = {**first.finding.figures, "devices": len(causes)}
+        finding = replace(first.finding, text=text, figures=figures)
         changes = [cause.change for cause in causes if cause.change is not None]
         change = reduce(or_, changes) if changes else None
         merged.append(replace(first, finding=finding, change=change))
