@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from unified_prof.arrays import intervals
-from unified_prof.arrays.grouping import Ints
+from unified_prof.arrays.grouping import Frame, Ints
 from unified_prof.arrays.intervals import IntervalSet
 from unified_prof.arrays.packed import codes
 from unified_prof.explain.advice.device_context import COVERED_SHARE, FRAME, Cause, DeviceContext
@@ -39,7 +40,7 @@ _GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _AllocatorStates:
+class _AllocatorStates(Frame):
     """States of torch's allocator on one device, by time."""
 
     at_ns: Ints
@@ -65,9 +66,8 @@ def _allocator_states(context: DeviceContext) -> _AllocatorStates:
         good &= table["device"] == context.device_id
     for name in ("allocated", "reserved"):
         good &= (table[name] >= 0) & (table[name] < MAX_BYTES)
-    rows = np.flatnonzero(good)
-    rows = rows[np.argsort(table["at"][rows], kind="stable")]
-    return _AllocatorStates(table["at"][rows], table["allocated"][rows], table["reserved"][rows])
+    states = _AllocatorStates(table["at"], table["allocated"], table["reserved"]).take(good)
+    return states.take(np.argsort(states.at_ns, kind="stable"))
 
 
 def device_bytes(context: DeviceContext) -> int | None:
@@ -120,17 +120,15 @@ def _lines_in_use(context: DeviceContext, at_ns: int) -> list[Evidence]:
     names = [context.recording.strings.get(name) or "" for name in table["name"][in_use].tolist()]
     calls = framework.calls_at(names, table["at"][in_use])
     stacks, number = framework.stacks(calls)
-    sums: dict[str, list[int]] = {}
+    count, total = Counter[str](), Counter[str]()
     for stack, size in zip(number.tolist(), table["size"][in_use].tolist(), strict=True):
-        frames = stacks[stack]
-        if frames is not None:
-            count_and_size = sums.setdefault(frames.rpartition("\n")[2], [0, 0])
-            count_and_size[0] += 1
-            count_and_size[1] += size
-    largest = sorted(sums.items(), key=lambda item: -item[1][1])[:EVIDENCE_ROWS]
+        if (frames := stacks[stack]) is not None:
+            line = frames.rpartition("\n")[2]
+            count[line] += 1
+            total[line] += size
     return [
-        {"name": line, "line": line, "count": count, "total_bytes": size}
-        for line, (count, size) in largest
+        {"name": line, "line": line, "count": count[line], "total_bytes": size}
+        for line, size in total.most_common(EVIDENCE_ROWS)
     ]
 
 
@@ -237,11 +235,14 @@ def slow_steps(context: DeviceContext) -> Iterator[Cause]:
     cost = float(excess_ns[slow].sum())
     outside = slow[~np.isin(slow + 1, context.analyzed)]
     longest = int(slow[int(length[slow].argmax())])
-    names = [name for name, _, _ in context.recording.steps][1:]
+    step_names = [name for name, _, _ in context.recording.steps][1:]
     grown, growth_ns = _largest_growth(context, begin, end, longest, median)
     more = "" if len(slow) == 1 else f" ({len(slow)} slow steps)"
     half_ns = (length[longest] - median) / 2
-    compile_ns, collecting_ns = _compile_ns(context, longest), _collecting_ns(context, longest)
+    _, *on_host = context.recording.steps[longest + 1]
+    start, stop, *_ = host_ranges(context.recording, names.COMPILES)
+    compile_ns = intervals.clip(intervals.merge(start, stop), *on_host).total_ns
+    collecting_ns = intervals.clip(context.collections, *on_host).total_ns
     compiles, collects = compile_ns >= half_ns, collecting_ns >= half_ns
     cause = f"; {duration(compile_ns)} of it is compilation" if compiles else ""
     if collects:
@@ -262,7 +263,7 @@ def slow_steps(context: DeviceContext) -> Iterator[Cause]:
         cause += "; other programs on the same processors cause this, too"
     yield context.finding(
         cost * context.step_count / len(length),
-        f"step {names[longest]} takes {duration(int(length[longest]))}, median "
+        f"step {step_names[longest]} takes {duration(int(length[longest]))}, median "
         f"{duration(median)}{more}; {grown} grows most, by {duration(growth_ns)}{cause}",
         advice=LESS_COLLECTION
         if collects
@@ -282,10 +283,12 @@ def slow_steps(context: DeviceContext) -> Iterator[Cause]:
         },
         outside_ns=float(excess_ns[outside].sum()) * context.step_count / len(length),
         evidence=[
-            {"name": f"step {names[at]}", "count": 1, "total_ns": int(length[at])}
+            {"name": f"step {step_names[at]}", "count": 1, "total_ns": int(length[at])}
             for at in slow[np.argsort(-length[slow], kind="stable")][:EVIDENCE_ROWS].tolist()
         ],
-        steps=[int(names[at]) if names[at].isdecimal() else at + 1 for at in slow.tolist()],
+        steps=[
+            int(step_names[at]) if step_names[at].isdecimal() else at + 1 for at in slow.tolist()
+        ],
     )
 
 
@@ -414,9 +417,9 @@ def kernels_slow_down(context: DeviceContext) -> Iterator[Cause]:
     )
 
 
-def _step_windows(context: DeviceContext, *, on_host: bool = False) -> tuple[Ints, Ints]:
+def _step_windows(context: DeviceContext) -> tuple[Ints, Ints]:
     """Return begin and end of each step except the first, on the device if one was recorded."""
-    if context.device is not None and not on_host:
+    if context.device is not None:
         windows = context.recording.step_windows[context.device]
         return windows.start_ns[1:], windows.end_ns[1:]
     times_ns = np.array([step[1:] for step in context.recording.steps[1:]], np.int64)
@@ -430,7 +433,7 @@ def _is_deliberate(context: DeviceContext) -> Flags:
     Ranges belong to the step in which the host runs them: the device may be steps behind.
     """
     framework = context.recording.framework
-    begin, end = _step_windows(context, on_host=True)
+    _, begin, end = (np.array(column) for column in zip(*context.recording.steps[1:], strict=True))
     result = np.zeros(len(begin), bool)
     if framework is not None:
         ranges = framework.matching(
@@ -439,19 +442,6 @@ def _is_deliberate(context: DeviceContext) -> Flags:
         for at in ranges.tolist():
             result |= (framework.start_ns[at] < end) & (framework.end_ns[at] > begin)
     return result
-
-
-def _compile_ns(context: DeviceContext, step: int) -> int:
-    """Return the time in which the host compiles or loads code within a step."""
-    begin, end = _step_windows(context, on_host=True)
-    start, stop, *_ = host_ranges(context.recording, names.COMPILES)
-    return intervals.clip(intervals.merge(start, stop), int(begin[step]), int(end[step])).total_ns
-
-
-def _collecting_ns(context: DeviceContext, step: int) -> int:
-    """Return the time in which the host collects garbage within a step."""
-    begin, end = _step_windows(context, on_host=True)
-    return intervals.clip(context.collections, int(begin[step]), int(end[step])).total_ns
 
 
 def _largest_growth(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -327,13 +328,14 @@ def _is_step_boundary(context: DeviceContext, gaps: _SyncGaps) -> Flags:
 
 def _syncs_by_name(context: DeviceContext, gaps: _SyncGaps) -> list[Evidence]:
     """Return the synchronizations with the longest idle time after them as evidence."""
-    sums: dict[tuple[str, str | None], list[int]] = {}
-    for sync, cost in zip(gaps.sync.tolist(), gaps.cost_ns.tolist(), strict=True):
-        count_and_time = sums.setdefault(context.recording.idle_time.called(sync), [0, 0])
-        count_and_time[0] += 1
-        count_and_time[1] += cost
-    longest = sorted(sums.items(), key=lambda item: -item[1][1])[:EVIDENCE_ROWS]
-    return [evidence_row(name, count, time, line=line) for (name, line), (count, time) in longest]
+    places = [context.recording.idle_time.called(sync) for sync in gaps.sync.tolist()]
+    count, total_ns = Counter(places), Counter[tuple[str, str | None]]()
+    for place, cost in zip(places, gaps.cost_ns.tolist(), strict=True):
+        total_ns[place] += cost
+    return [
+        evidence_row(name, count[name, line], time, line=line)
+        for (name, line), time in total_ns.most_common(EVIDENCE_ROWS)
+    ]
 
 
 def blocking_launches(context: DeviceContext) -> Iterator[Cause]:
