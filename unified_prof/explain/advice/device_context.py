@@ -354,11 +354,9 @@ class DeviceContext:
 
     @cached_property
     def _host_bound(self) -> list[Flags]:
-        return list(host_bound_masks(self.recording, self.idle_windows, self._starts))
-
-    def _starts(self) -> Iterator[Ints]:
-        for rows in self.recording.work.in_time(self.device_id):
-            yield rows.start_ns[self.is_analyzed(rows.start_ns)]
+        windows = self.recording.work.in_time(self.device_id)
+        starts = (rows.start_ns[self.is_analyzed(rows.start_ns)] for rows in windows)
+        return list(host_bound_masks(self.recording, self.idle_windows, starts))
 
     def idle_where(self, condition: Callable[[IdleSegments], Flags]) -> IdleSegments:
         """Return the idle segments for which a condition on windows holds."""
@@ -485,6 +483,10 @@ class DeviceContext:
         matching[used] = [wanted(texts[number]) for number in used.tolist()]
         result: Flags = matching[column]
         return result
+
+    def named(self, wanted: Callable[[str], bool]) -> Flags:
+        """Return a mask of the tasks whose kernel or operator has a wanted name."""
+        return self.matches(self.kernel, wanted) | self.matches(self.operator, wanted)
 
     @cached_property
     def task_class(self) -> NDArray[np.int8]:

@@ -7,8 +7,9 @@ run alone and the host waits for them.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from math import prod
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,24 +54,24 @@ def unfused_attention(context: DeviceContext) -> Iterator[Cause]:
     kernels = kernels[np.argsort(tasks.stream[kernels], kind="stable")]
     stream = tasks.stream[kernels]
 
-    def has_name(wanted: Callable[[str], bool]) -> Flags:
-        result: Flags = context.matches(context.operator, wanted)[kernels]
-        return result | context.matches(context.kernel, wanted)[kernels]
-
-    fused = has_name(names.FUSED_ATTENTION)
-    no_weights = has_name(names.is_log_softmax) | has_name(names.CHOOSES)
-    softmax = has_name(names.SOFTMAX) & ~fused & ~no_weights
-    product = has_name(names.is_product) & ~fused & ~softmax
+    fused = context.named(names.FUSED_ATTENTION)[kernels]
+    no_weights = (context.named(names.is_log_softmax) | context.named(names.CHOOSES))[kernels]
+    softmax = context.named(names.SOFTMAX)[kernels] & ~fused & ~no_weights
+    products = np.flatnonzero(context.named(names.is_product)[kernels] & ~fused & ~softmax)
+    # The nearest products on the same stream, -1 if there is none.
+    at = np.flatnonzero(softmax)
+    place, ends = np.searchsorted(products, at), np.append(products, -1)
+    before, after = ends[place - 1], ends[place]
+    near = (np.minimum(before, after) >= 0) & (np.maximum(at - before, after - at) <= NEAR)
+    near &= (stream[before] == stream[at]) & (stream[after] == stream[at])
     between, pattern = np.zeros(len(tasks), bool), np.zeros(len(tasks), bool)
     patterns = 0
-    for at in np.flatnonzero(softmax).tolist():
-        before = _nearest(product, stream, at, range(at - 1, at - 1 - NEAR, -1))
-        after = _nearest(product, stream, at, range(at + 1, at + 1 + NEAR))
-        if before is None or after is None or no_weights[before + 1 : after].any():
+    for first, last in zip(before[near].tolist(), after[near].tolist(), strict=True):
+        if no_weights[first + 1 : last].any():
             continue
         patterns += 1
-        between[kernels[before + 1 : after]] = True
-        pattern[kernels[before : after + 1]] = True
+        between[kernels[first + 1 : last]] = True
+        pattern[kernels[first : last + 1]] = True
     share = context.share(context.busy_ns(pattern))
     if share < PATTERN_SHARE:
         return
@@ -108,15 +109,6 @@ def _score_traffic_ns(context: DeviceContext, products: Ints) -> NDArray[np.floa
         total_ns, compute_ns = times_ns.get(texts[label], (0.0, 0.0))
         share[label] = max(0.0, 1 - compute_ns / total_ns) if total_ns else 0.0
     return share[context.operator[products]] * context.tasks.length_ns[products]
-
-
-def _nearest(product: Flags, stream: Ints, at: int, where: range) -> int | None:
-    for place in where:
-        if not 0 <= place < len(product) or stream[place] != stream[at]:
-            return None
-        if product[place]:
-            return place
-    return None
 
 
 COMPUTE_SHARE = 0.03  # Minimum share of kernel time.
@@ -438,8 +430,7 @@ def low_occupancy(context: DeviceContext) -> Iterator[Cause]:
     tasks = context.tasks
     blocks = _blocks_per_processor(context)
     few = (blocks > 0) & (blocks < 1) & (tasks.kind == KERNEL)
-    few &= ~context.matches(context.kernel, names.has_few_blocks)
-    few &= ~context.matches(context.operator, names.has_few_blocks)
+    few &= ~context.named(names.has_few_blocks)
     rows = np.flatnonzero(few)
     kernel_ns = context.busy_ns(rows)
     lost = np.maximum(tasks.length_ns[rows] - TAIL_NS, 0) * (1 - blocks[rows])
@@ -508,8 +499,7 @@ def unfused_optimizer(context: DeviceContext) -> Iterator[Cause]:
     # `zero_grad` fills: no optimizer fuses them.
     selected &= ~context.matches(context.operator, names.FILL_OPERATION)
     count = int(selected.sum())
-    fused = context.matches(context.kernel, names.MULTI_TENSOR)
-    fused |= context.matches(context.operator, names.MULTI_TENSOR)
+    fused = context.named(names.MULTI_TENSOR)
     yield from _many_passes(context, selected & fused)
     if count < MIN_OPTIMIZER_KERNELS * context.step_count:
         return
@@ -586,32 +576,27 @@ def recomputation(context: DeviceContext) -> Iterator[Cause]:
     again = np.zeros(len(framework) + 1, bool)
     again[ranges] = recomputed(framework, ranges)
     if context.device is None:
-        rows = np.flatnonzero(again)
+        rows, what = np.flatnonzero(again), "operations"
         cost = context.clip(framework.start_ns[rows], framework.end_ns[rows]).total_ns
-        if (share := context.share(cost)) >= PATTERN_SHARE:
-            yield context.finding(
-                cost,
-                "recomputation: activation checkpointing runs operations again, "
-                f"{percent(share)} of the time",
-                advice=LESS_RECOMPUTATION,
-                sure="certain",
-                figures={"recomputed_ns": cost, "share": round(share, 4)},
-            )
-        return
-    call = framework.direct(context.recording.work.connection.to_array())[context.tasks.row]
-    rows = np.flatnonzero(again[call] & (call >= 0) & (context.tasks.kind == KERNEL))
-    share = context.share(context.busy_ns(rows))
+        figures: dict[str, Any] = {"recomputed_ns": cost}
+    else:
+        call = framework.direct(context.recording.work.connection.to_array())[context.tasks.row]
+        rows = np.flatnonzero(again[call] & (call >= 0) & (context.tasks.kind == KERNEL))
+        cost, what = context.busy_ns(rows), plural(len(rows), "kernel")
+        figures = {"kernels": len(rows)}
+    share = context.share(cost)
     if share < PATTERN_SHARE:
         return
-    context.explained[rows] = True
-    yield context.tasks_finding(
-        f"recomputation: activation checkpointing runs {plural(len(rows), 'kernel')} again, "
-        f"{percent(share)} of the time",
-        rows,
-        advice=LESS_RECOMPUTATION,
-        sure="certain",
-        figures={"kernels": len(rows), "share": round(share, 4)},
+    text = (
+        f"recomputation: activation checkpointing runs {what} again, {percent(share)} of the time"
     )
+    figures |= {"share": round(share, 4)}
+    details: dict[str, Any] = {"advice": LESS_RECOMPUTATION, "sure": "certain", "figures": figures}
+    if context.device is None:
+        yield context.finding(cost, text, **details)
+    else:
+        context.explained[rows] = True
+        yield context.tasks_finding(text, rows, **details)
 
 
 def _unfused_on_host(context: DeviceContext) -> Iterator[Cause]:
@@ -652,12 +637,7 @@ def _unfused_on_host(context: DeviceContext) -> Iterator[Cause]:
 ELEMENTWISE_SHARE = 0.20
 FUSION_SAVING = 0.05  # Minimum saving: of few chains, compilers fuse only a part.
 MIN_NPU_CHAIN = 3  # Minimum number of kernels in a chain on an NPU.
-_FUSIBLE = (
-    names.ELEMENT_WISE,
-    names.CAST,
-    names.REDUCTION,
-    names.NORMALISATION,
-)
+_FUSIBLE = names.ELEMENT_WISE, names.CAST, names.REDUCTION, names.NORMALISATION
 
 
 def unfused_elementwise(context: DeviceContext) -> Iterator[Cause]:
@@ -674,8 +654,7 @@ def unfused_elementwise(context: DeviceContext) -> Iterator[Cause]:
     selected &= ~layout_kernels(context) & ~context.explained
     selected &= ~context.matches(context.kernel, names.MULTI_TENSOR)
     passes = context.recording.work.launches.passes[tasks.row]
-    sums = context.matches(context.kernel, names.SUMS_GRADIENTS)
-    sums |= context.matches(context.operator, names.SUMS_GRADIENTS)
+    sums = context.named(names.SUMS_GRADIENTS)
     order = np.lexsort((tasks.start_ns, tasks.stream))
     order = order[~(sums & (passes == BACKWARD))[order]]
     stream, fusible = tasks.stream[order], selected[order]
