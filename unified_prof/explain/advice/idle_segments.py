@@ -178,17 +178,6 @@ MAX_LATENCY_NS = 100_000
 MAX_LATENCY_MEDIANS = 2.0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _PendingLaunches:
-    """Idle segments in which a launch was pending and nothing else was waited for."""
-
-    before: Flags  # Mask of segments before a launch.
-    rows: Ints  # Rows of segments after a known launch.
-    # Start of the task that ended each of them, and of its launch.
-    start_ns: Ints
-    launched_ns: Ints
-
-
 class _PreviousStarts:
     """Latest task start before given timestamps, which must be ascending."""
 
@@ -212,28 +201,28 @@ class _PreviousStarts:
 def host_bound_masks(
     recording: Recording,
     idle_windows: Callable[[], Iterable[IdleSegments]],
-    starts: Callable[[], Iterator[Ints]],
+    starts: Iterator[Ints],
 ) -> Iterator[Flags]:
     """Yield a mask of the time that earlier launches would fill, for each window of idle time.
 
     Args:
         recording: Source of calls and tasks.
         idle_windows: Yields the idle time by reason; a gap is in one window.
-        starts: Yields ascending starts of the tasks within the analyzed steps.
+        starts: Ascending starts of the tasks within the analyzed steps.
     """
     latency_ns: float | None = None  # needs another pass over all windows, for few recordings
-    previous = _PreviousStarts(starts())
+    previous = _PreviousStarts(starts)
     for idle in idle_windows():
-        pending = _pending_launches(recording, idle)
-        result = pending.before.copy()
-        if len(pending.rows):
+        result = _before_launches(idle)
+        rows, start_ns, launched_ns = _after_launches(recording, idle)
+        if len(rows):
             if latency_ns is None:
                 latency_ns = _median_latency_ns(recording, idle_windows())
             # The previous task was running or finished when this one was launched: nothing else
             # was queued.
-            alone = previous.before(pending.start_ns) <= pending.launched_ns
-            latency = pending.start_ns - pending.launched_ns
-            result[pending.rows[alone & (latency <= MAX_LATENCY_MEDIANS * latency_ns)]] = True
+            alone = previous.before(start_ns) <= launched_ns
+            latency = start_ns - launched_ns
+            result[rows[alone & (latency <= MAX_LATENCY_MEDIANS * latency_ns)]] = True
         yield result
 
 
@@ -241,25 +230,29 @@ def _median_latency_ns(recording: Recording, idle_windows: Iterable[IdleSegments
     """Return the median launch latency of an idle device."""
     parts: list[NDArray[np.integer]] = [np.zeros(0, np.int32)]
     for idle in idle_windows:
-        pending = _pending_launches(recording, idle)
-        drained = np.isin(idle.task[pending.rows], idle.task[pending.before])
-        parts.append(narrow((pending.start_ns - pending.launched_ns)[drained]))
+        rows, start_ns, launched_ns = _after_launches(recording, idle)
+        drained = np.isin(idle.task[rows], idle.task[_before_launches(idle)])
+        parts.append(narrow((start_ns - launched_ns)[drained]))
     latencies = np.concatenate(parts)
     return min(float(np.median(latencies)), MAX_LATENCY_NS) if len(latencies) else LATENCY_NS
 
 
-def _pending_launches(recording: Recording, idle: IdleSegments) -> _PendingLaunches:
-    before: Flags = (idle.reason == HOST) & (idle.task >= 0)
+def _before_launches(idle: IdleSegments) -> Flags:
+    """Return a mask of the segments before a launch."""
+    result: Flags = (idle.reason == HOST) & (idle.task >= 0)
+    return result
+
+
+def _after_launches(recording: Recording, idle: IdleSegments) -> tuple[Ints, Ints, Ints]:
+    """Return the segments after a known launch, and the starts of their tasks and launches."""
     rows = np.flatnonzero((idle.reason == LAUNCHED) & (idle.task >= 0))
     # Time with another wait is not launch latency.
     waited = np.isin(idle.reason, (SYNCHRONISING, INPUT))
     rows = rows[~np.isin(idle.task[rows], idle.task[waited])]
     if not len(rows) or not len(recording.host_calls):
-        return _PendingLaunches(before, *(np.zeros(0, np.int64) for _ in range(3)))
+        return _NO_TIMES, _NO_TIMES, _NO_TIMES
     task = idle.task[rows]
     call = recording.host_calls.launching(recording.work.connection[task])
     known = call >= 0
     start_ns = recording.work.start_ns[task[known]]
-    return _PendingLaunches(
-        before, rows[known], start_ns, recording.host_calls.start_ns[call[known]]
-    )
+    return rows[known], start_ns, recording.host_calls.start_ns[call[known]]
