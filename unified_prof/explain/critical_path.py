@@ -10,20 +10,19 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays import intervals
-from unified_prof.arrays.grouping import Ints
+from unified_prof.arrays.grouping import Frame, Ints
 from unified_prof.arrays.intervals import IntervalSet
 from unified_prof.explain.schedule import graph
 from unified_prof.explain.schedule.builder import Scheduled, schedule_of
 from unified_prof.explain.schedule.graph import Segments
 from unified_prof.explain.schedule.selection import Selection, in_ranges_ns
 from unified_prof.explain.self_time import HostTimeline
-from unified_prof.recording.calls import KINDS, UNKNOWN, Labels
+from unified_prof.recording.calls import KINDS, UNKNOWN
 from unified_prof.recording.model import Breakdown, Row
 from unified_prof.recording.recording import BreakdownSpec, Recording
 from unified_prof.recording.source import recorded_anomalies
@@ -115,22 +114,18 @@ _MAX_TASK_GAP_NS = 10_000  # Maximum time between two tasks of a stream that is 
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PathSegments:
+class PathSegments(Frame):
     """The critical path of all steps, in order of time."""
 
     start_ns: Ints
     end_ns: Ints
     step: Ints
     kind: NDArray[np.int8]  # Index in CLASSES.
-    name: NDArray[np.int32]  # Index in `labels`.
+    name: NDArray[np.int32]  # Index in the labels of `Recording.work`.
     detail: NDArray[np.int32]  # Source line or operation, likewise; UNKNOWN if there is none.
     task: Ints  # Row of `Recording.work` of a device task, -1 of others.
     # Thread of host time, -1 of others.
     thread: Ints
-    labels: Labels
-
-    def __len__(self) -> int:
-        return len(self.start_ns)
 
     @property
     def length_ns(self) -> Ints:
@@ -149,22 +144,12 @@ def path_segments(recording: Recording, scheduled: Scheduled) -> PathSegments:
     """Return the path as named segments, whose lengths add up to the length of the step."""
     paths = [scheduled.path(step) for step in range(len(scheduled.step_names))]
     step = np.repeat(np.arange(len(paths)), [len(path) for path in paths])
-    path = Segments(
-        *(
-            np.concatenate([getattr(path, column) for path in paths])
-            for column in ("start_ns", "end_ns", "moment", "kind")
-        )
-    )
+    path = Segments.concatenate(paths)
     on_host = np.isin(path.kind, (graph.HOST, graph.SYNCHRONISING))
     host = _host_segments(recording, scheduled, path, step, np.flatnonzero(on_host))
     other = _other_segments(recording, scheduled, path, step, np.flatnonzero(~on_host))
-    order = np.argsort(np.concatenate((host.start_ns, other.start_ns)), kind="stable")
-
-    def both(column: str) -> NDArray[Any]:
-        return np.concatenate((getattr(host, column), getattr(other, column)))[order]
-
-    columns = {name: both(name) for name in PathSegments.__slots__ if name != "labels"}
-    return PathSegments(**columns, labels=recording.work.labels)
+    both = PathSegments.concatenate([host, other])
+    return both.take(np.argsort(both.start_ns, kind="stable"))
 
 
 def _other_segments(
@@ -204,7 +189,6 @@ def _other_segments(
         np.full(len(rows), UNKNOWN, np.int32),
         np.where(kind <= COPY, row, -1),
         np.full(len(rows), -1, np.int64),
-        labels,
     )
 
 
@@ -232,7 +216,6 @@ def _host_segments(
         detail,
         np.full(len(segment), -1, np.int64),
         thread[segment],
-        recording.work.labels,
     )
 
 
@@ -405,7 +388,7 @@ def track(recording: Recording) -> Track | None:
     return Track(
         group="critical path",
         name="critical path",
-        labels=segments.labels.texts,
+        labels=recording.work.labels.texts,
         start_ns=segments.start_ns,
         end_ns=segments.end_ns,
         label=segments.name,
