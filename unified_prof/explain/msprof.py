@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
-from itertools import islice
+from itertools import islice, starmap
 from pathlib import Path
 
 import numpy as np
@@ -362,36 +362,23 @@ class MsprofAnalysis(Analysis):
 
     def _not_measured(self, totals: Totals) -> list[NotMeasured]:
         recording = self.recording
-        missing = []
-        if recording.clock == "none":
-            missing.append(NotMeasured("device time", "no device tasks recorded (table TASK)"))
-        elif recording.clock == "host":
-            missing.append(
-                NotMeasured(
-                    "device time",
-                    "no device tasks recorded; times are host times",
-                )
+        has_device, has_operations = recording.clock == "device", recording.has_operations
+        missing: dict[str, str] = {}
+        if not has_device:
+            rest = "; times are host times" if recording.clock == "host" else " (table TASK)"
+            missing["device time"] = f"no device tasks recorded{rest}"
+        elif not has_operations:
+            missing["forward and backward times, modules, source lines"] = (
+                "no framework operations recorded (table PYTORCH_API)"
             )
-        if recording.clock == "device" and not recording.has_operations:
-            missing.append(
-                NotMeasured(
-                    "forward and backward times, modules, source lines",
-                    "no framework operations recorded (table PYTORCH_API)",
-                )
-            )
-        elif recording.clock == "device" and totals.backward_ns is None:
-            missing.append(
-                NotMeasured("backward times", "no device tasks were launched in a backward pass")
-            )
-        expected = ("step",) if not recording.has_operations else ("module", "line", "step")
-        missing += [
-            NotMeasured(f"time by {by}", KINDS[by].why_not)
-            for by in expected
-            if by not in self._available
-        ]
+        elif totals.backward_ns is None:
+            missing["backward times"] = "no device tasks were launched in a backward pass"
+        for by in ("module", "line", "step") if has_operations else ("step",):
+            if by not in self._available:
+                missing[f"time by {by}"] = KINDS[by].why_not
         if totals.peak_bytes is None:
-            missing.append(NotMeasured("peak memory", "memory use not recorded"))
-        return missing
+            missing["peak memory"] = "memory use not recorded"
+        return list(starmap(NotMeasured, missing.items()))
 
 
 _MAX_SEARCHED = 16  # Maximum reports of a directory that are searched for captured graphs.

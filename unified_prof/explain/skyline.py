@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import starmap
 from typing import Any, Literal
 
 import numpy as np
@@ -213,27 +214,22 @@ class SkylineAnalysis(Analysis):
         )
 
     def _not_measured(self, totals: Totals) -> list[NotMeasured]:
-        missing = []
+        missing: dict[str, str] = {}
         if self._run_time is None:
-            missing.append(
-                NotMeasured("times", "the run time report is missing; `uprof run` writes both")
-            )
+            missing["times"] = "the run time report is missing; `uprof run` writes both"
         elif totals.total_ns is None:
-            missing.append(NotMeasured("times", "the report has no operations"))
+            missing["times"] = "the report has no operations"
         elif totals.backward_ns is None:
-            missing.append(NotMeasured("backward times", "no operation has a backward pass"))
+            missing["backward times"] = "no operation has a backward pass"
         if self._memory is None:
-            missing.append(
-                NotMeasured("memory", "the memory report is missing; `uprof run` writes both")
-            )
+            missing["memory"] = "the memory report is missing; `uprof run` writes both"
         elif totals.peak_bytes is None:
-            missing.append(NotMeasured("peak memory", "the report does not contain it"))
+            missing["peak memory"] = "the report does not contain it"
+        known = breakdowns.available(self.calls, steps=bool(self._steps))
         for by in ("module", "line", "kernel", "step"):
-            if by == "step" and self._steps:
-                continue
-            if by not in breakdowns.available(self.calls, steps=False):
-                missing.append(NotMeasured(f"time by {by}", _WHY_NOT.get(by, _NO_DEVICE)))
-        return missing
+            if by not in known:
+                missing[f"time by {by}"] = _WHY_NOT.get(by, _NO_DEVICE)
+        return list(starmap(NotMeasured, missing.items()))
 
 
 _NO_DEVICE = "Skyline reports measure operations, not device activity"
