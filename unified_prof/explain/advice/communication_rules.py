@@ -77,9 +77,8 @@ class _Collectives:
         """
         size, result = self.size, np.full(len(self.size), -1, np.int64)
         known = np.flatnonzero(size >= 0)
-        kind_and_group = np.stack([self.messages.kind[self.rows], self.messages.group[self.rows]])[
-            :, known
-        ]
+        messages, rows = self.messages, self.rows[known]
+        kind_and_group = np.stack([messages.kind[rows], messages.group[rows]])
         _, number = np.unique(kind_and_group, axis=1, return_inverse=True)
         number = number.reshape(-1)
         for same in range(int(number.max(initial=-1)) + 1):
@@ -100,11 +99,8 @@ class _Collectives:
         tasks, recording = self._context.tasks, self._context.recording
         rows = np.flatnonzero(tasks.kind == COMMUNICATION)
         # Messages of several streams may start at one moment, when what they wait for ends.
-        keys = (
-            tasks.start_ns[rows] + (tasks.length_ns[rows] << 32),
-            self.start + (self.length << 32),
-        )
-        task = Lookup(keys[0]).rows(keys[1])
+        keys = tasks.start_ns[rows] + (tasks.length_ns[rows] << 32)
+        task = Lookup(keys).rows(self.start + (self.length << 32))
         saved, known = np.zeros(len(rows)), task >= 0
         launches = recording.host_calls.launching(recording.work.connection[tasks.row[rows]])
         if not len(recording.host_calls) or not (launches >= 0).any():
@@ -186,10 +182,8 @@ def exposed_communication(context: DeviceContext) -> Iterator[Cause]:
     cost = exposed - bucket_ns
     if context.share(cost) < WARN_SHARE:
         return
-    exempt = (
-        f"; {percent(context.share(bucket_ns))} is the last bucket of each step, which cannot "
-        "be overlapped"
-    )
+    exempt = f"; {percent(context.share(bucket_ns))} is the last bucket of each step, which cannot "
+    exempt += "be overlapped"
     yield context.finding(
         cost,
         f"exposed communication: {percent(context.share(exposed))} of the time is communication "
@@ -240,8 +234,13 @@ def small_buckets(context: DeviceContext) -> Iterator[Cause]:
     if count <= SMALL_SHARE * len(size) or count < MIN_SMALL_PER_STEP * context.step_count:
         return
     measured = bool(large.any())
-    if not measured and 2 * int(_back_to_back(context, messages).sum()) < len(size):
-        return
+    if not measured:
+        before, start = messages.end[:-1], messages.start[1:]
+        computed = intervals.covered(context.compute, before, np.maximum(before, start))
+        # Messages that could have been part of the message before them.
+        back_to_back = (start - before <= BACK_TO_BACK_NS) & (computed == 0)
+        if 2 * int(back_to_back.sum()) < len(size):
+            return
     exposed = intervals.intersect(
         intervals.merge(messages.start[small], messages.end[small]), messages.exposed
     ).total_ns
@@ -271,13 +270,6 @@ def small_buckets(context: DeviceContext) -> Iterator[Cause]:
         },
         evidence=messages.evidence(small),
     )
-
-
-def _back_to_back(context: DeviceContext, messages: _Collectives) -> Flags:
-    """Return a mask of the messages that could have been part of the message before them."""
-    before, start = messages.end[:-1], messages.start[1:]
-    computed = intervals.covered(context.compute, before, np.maximum(before, start))
-    return np.append(False, (start - before <= BACK_TO_BACK_NS) & (computed == 0))
 
 
 def _by_sdma(context: DeviceContext) -> bool:

@@ -149,12 +149,9 @@ def data_loading(run: Tracked) -> Iterator[Finding]:
 
 def synchronizing_reads(run: Tracked) -> Iterator[Finding]:
     """Find time in reads of tensors on the host, which wait for the device."""
-    yield from _part(
-        run,
-        "synchronizing_reads",
-        "synchronizing reads (item, tolist, cpu, numpy)",
-        "read tensors on the host only every N iterations, for example for logging",
-    )
+    text = "synchronizing reads (item, tolist, cpu, numpy)"
+    advice = "read tensors on the host only every N iterations, for example for logging"
+    yield from _part(run, "synchronizing_reads", text, advice)
 
 
 def unfused_optimizer(run: Tracked) -> Iterator[Finding]:
@@ -171,13 +168,11 @@ def unfused_optimizer(run: Tracked) -> Iterator[Finding]:
     gain_ns = min(gain_ns, run.parts_ns.get("optimizer", 0) * FUSED_GAIN)
     if unfused and run.share(gain_ns) >= MIN_SHARE:
         names = ", ".join(dict.fromkeys(one["class"] for one in unfused))
-        yield from _part(
-            run,
-            "optimizer",
-            f"optimizer: {names} updates its parameters in a loop",
+        text, advice = (
+            f"{names} updates its parameters in a loop",
             "pass fused=True to the optimizer",
-            gain_ns=gain_ns,
         )
+        yield from _part(run, "optimizer", f"optimizer: {text}", advice, gain_ns=gain_ns)
 
 
 def _part(
