@@ -21,21 +21,10 @@ Shape = tuple[int, ...]
 # Bytes per element of each dtype, by our names.
 SIZES = {
     "complex128": 16,
-    "fp64": 8,
-    "complex64": 8,
-    "int64": 8,
-    "uint64": 8,
-    "fp32": 4,
-    "int32": 4,
-    "uint32": 4,
-    "bf16": 2,
-    "fp16": 2,
-    "int16": 2,
-    "uint16": 2,
-    "fp8": 1,
-    "int8": 1,
-    "uint8": 1,
-    "bool": 1,
+    **dict.fromkeys(("fp64", "complex64", "int64", "uint64"), 8),
+    **dict.fromkeys(("fp32", "int32", "uint32"), 4),
+    **dict.fromkeys(("bf16", "fp16", "int16", "uint16"), 2),
+    **dict.fromkeys(("fp8", "int8", "uint8", "bool"), 1),
 }
 
 _NAMES = {
@@ -127,15 +116,11 @@ Argument = Tensor | tuple[Tensor, ...] | None
 _LETTER = re.compile(r"[A-Za-z]")
 _LISTS = frozenset({"tensorlist", "genericlist"})
 # Numbers of torch's dtypes in recorded arguments `dtype`.
-_SCALAR_TYPES = {0: "uint8", 1: "int8", 2: "int16", 3: "int32", 4: "int64", 5: "fp16"} | {
-    6: "fp32",
-    7: "fp64",
+_SCALAR_TYPES = {
+    **dict(enumerate(("uint8", "int8", "int16", "int32", "int64", "fp16", "fp32", "fp64"))),
     11: "bool",
     15: "bf16",
-    23: "fp8",
-    24: "fp8",
-    25: "fp8",
-    26: "fp8",
+    **dict.fromkeys(range(23, 27), "fp8"),
 }
 
 
