@@ -36,18 +36,14 @@ _PYTHON = re.compile(r"(?P<file>[^\n]+?)\((?P<line>\d+)\)(?:: (?P<name>.+))?$")
 
 def measures(recording: Recording) -> tuple[str, ...]:
     """Return the available weights of stacks."""
-    result = []
-    if recording.clock == "device":
-        result.append("device")
-    if (
-        recording.framework is not None
-        or len(recording.host_calls)
-        or bool(len(_marks(recording)[0]))
-    ):
-        result.append("host")
-    if recording.framework is not None and any(map(recording.packed_calls.count_measured, SIZES)):
-        result.append("memory")
-    return tuple(result)
+    has_framework = recording.framework is not None
+    has_host = has_framework or len(recording.host_calls) or len(_marks(recording)[0])
+    known = {
+        "device": recording.clock == "device",
+        "host": has_host,
+        "memory": has_framework and any(map(recording.packed_calls.count_measured, SIZES)),
+    }
+    return tuple(name for name, is_known in known.items() if is_known)
 
 
 def stacks(recording: Recording, measure: str, by: Place | None) -> Stacks:
@@ -71,16 +67,10 @@ def stacks(recording: Recording, measure: str, by: Place | None) -> Stacks:
         work, gathering = recording.work, StackSums()
         _ = work.operator_numbers, work.kernel_numbers
         texts = work.labels.texts
+        frames = _operator_frames(texts)
         for window in work.windows():
-            operator = window.operator.astype(np.int64)
-            _add_kernels(
-                gathering,
-                operator,
-                window.kernel,
-                window.duration_ns,
-                texts,
-                _operator_frames(texts),
-            )
+            operator, kernel = window.operator.astype(np.int64), window.kernel
+            _add_kernels(gathering, operator, kernel, window.duration_ns, texts, frames)
         return gathering.stacks("device")
     return _device_stacks(recording, place_of(recording.calls, by, path))
 
@@ -258,28 +248,21 @@ def _ranges(recording: Recording) -> _Columns:
 
 def _marks(recording: Recording) -> _Columns:
     columns = {"thread": "globalTid", "start": "startNs", "end": "endNs", "name": "message"}
-    result = recording.source.integers("MSTX_EVENTS", columns)
-    return _usable(result)
+    return _usable(**recording.source.integers("MSTX_EVENTS", columns))
 
 
 def _host_calls(recording: Recording) -> _Columns:
     calls = recording.host_calls
-    return _usable(
-        {
-            "thread": calls.thread.to_array(),
-            "start": calls.start_ns.to_array(),
-            "end": calls.end_ns.to_array(),
-            "name": calls.name.to_array(),
-        }
-    )
+    columns = (calls.thread, calls.start_ns, calls.end_ns, calls.name)
+    return _usable(*(column.to_array() for column in columns))
 
 
-def _usable(found: dict[str, Ints]) -> _Columns:
+def _usable(thread: Ints, start: Ints, end: Ints, name: Ints) -> _Columns:
     with np.errstate(over="ignore"):
-        good = possible(found["start"], found["end"] - found["start"])
-    good &= (found["start"] > 0) & (found["end"] > found["start"])
+        good = possible(start, end - start)
+    good &= (start > 0) & (end > start)
     thread, start, end, name = (
-        found[one][good].astype(np.int64) for one in ("thread", "start", "end", "name")
+        column[good].astype(np.int64) for column in (thread, start, end, name)
     )
     return thread, start, end, name, np.full(len(thread), _OTHER, np.int64)
 
