@@ -103,23 +103,20 @@ class HostTimeline:
     def _calls_at(self, thread: Ints, at_ns: Ints) -> Ints:
         """Return the name of the runtime call at some times, or UNKNOWN."""
         calls, strings = self._recording.host_calls, self._recording.strings
-        rows = np.flatnonzero(
-            np.isin(calls.thread, np.unique(thread)) & (calls.end_ns > calls.start_ns)
-        )
+        is_known = np.isin(calls.thread, np.unique(thread)) & (calls.end_ns > calls.start_ns)
+        rows = np.flatnonzero(is_known)
         result = np.full(len(at_ns), UNKNOWN, np.int64)
         if not len(rows):
             return result
-        order = rows[
-            nesting.call_order(calls.thread[rows], calls.start_ns[rows], calls.end_ns[rows])
-        ]
-        start, end, own = calls.start_ns[order], calls.end_ns[order], calls.thread[order]
-        found = nesting.innermost_at(
-            own, start, end, nesting.parents(own, start, end), thread, at_ns
-        )
-        ids = np.unique(calls.name[order])
+        own, start, end = calls.thread[rows], calls.start_ns[rows], calls.end_ns[rows]
+        order = nesting.call_order(own, start, end)
+        rows, own, start, end = rows[order], own[order], start[order], end[order]
+        parent = nesting.parents(own, start, end)
+        found = nesting.innermost_at(own, start, end, parent, thread, at_ns)
+        ids = np.unique(calls.name[rows])
         numbers = self._labels.numbers(strings.texts(ids.tolist()))
         inside = found >= 0
-        at = np.searchsorted(ids, calls.name[order[found[inside]]])
+        at = np.searchsorted(ids, calls.name[rows[found[inside]]])
         result[inside] = numbers[at]
         return result
 

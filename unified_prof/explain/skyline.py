@@ -294,24 +294,20 @@ def _median_iteration(steps: list[Step]) -> dict[str, Any]:
 
     def mean(values: list[int | None]) -> int | None:
         measured = [value for value in values if value is not None]
-        return (
-            round(sum(measured) / len(measured))
-            if measured and len(measured) == len(values)
-            else None
-        )
+        is_complete = measured and len(measured) == len(values)
+        return round(sum(measured) / len(measured)) if is_complete else None
 
-    total_ns = mean([step.total_ns for step in middle])
-    forward_ns = mean([step.forward_ns for step in middle])
-    backward_ns = mean([step.backward_ns for step in middle])
-    waited_ns = mean([step.waited_ns for step in middle])
+    total_ns, forward_ns, backward_ns, waited_ns, forward_waited_ns, backward_waited_ns = (
+        mean([getattr(step, f"{name}_ns") for step in middle])
+        for name in "total forward backward waited forward_waited backward_waited".split()
+    )
     parts_ns: dict[str, int] = {}
     if total_ns is not None and forward_ns is not None:
         named = dict.fromkeys(part for step in middle for part in step.parts_ns)
         found = {part: mean([step.parts_ns.get(part, 0) for step in middle]) for part in named}
-        found["forward"] = forward_ns - (mean([step.forward_waited_ns for step in middle]) or 0)
+        found["forward"] = forward_ns - (forward_waited_ns or 0)
         if backward_ns is not None:
-            waited = [step.backward_waited_ns for step in middle]
-            found["backward"] = backward_ns - (mean(waited) or 0)
+            found["backward"] = backward_ns - (backward_waited_ns or 0)
         found["waiting_for_cpu"] = waited_ns
         parts_ns = {part: value for part in PARTS if (value := found.get(part)) is not None}
         other_ns = total_ns - sum(parts_ns.values())

@@ -71,10 +71,9 @@ def _as_iteration(context: DeviceContext) -> Tracked:
         rows = [chosen]
 
     def median(values: AnyInts | None) -> Ints | None:
-        found: Ints | None = None
-        if values is not None:
-            found = np.median(values[np.stack(rows)], axis=0).astype(np.int64)
-        return found
+        if values is None:
+            return None
+        return np.asarray(np.median(values[np.stack(rows)], axis=0), np.int64)
 
     labels = calls.labels
     plain = labels.numbers([text.removeprefix("aten::") for text in labels.texts])

@@ -55,13 +55,7 @@ def tables(*names: str, why: str) -> Lacks:
 
 def both(*requirements: Lacks) -> Lacks:
     """Return a requirement that combines several; the first missing one is reported."""
-
-    def lacks(context: DeviceContext) -> str | None:
-        return next(
-            (why for requirement in requirements if (why := requirement(context)) is not None), None
-        )
-
-    return lacks
+    return lambda context: next(filter(None, (lacks(context) for lacks in requirements)), None)
 
 
 def _has_host(context: DeviceContext) -> bool:

@@ -18,10 +18,7 @@ from numpy.typing import NDArray
 from unified_prof.arrays.grouping import by_key
 from unified_prof.explain.roofline.arguments import UnknownCostError, dtype_of, item_size
 from unified_prof.explain.roofline.costs import Cost, collective, times
-from unified_prof.explain.roofline.kernel_attribution import (
-    AttributedKernels,
-    OperationGroup,
-)
+from unified_prof.explain.roofline.kernel_attribution import AttributedKernels, OperationGroup
 from unified_prof.explain.roofline.peaks import Device, Peak, known_devices
 from unified_prof.recording import breakdowns, names, operators
 from unified_prof.recording.calls import COMMUNICATION, COPY, Labels
@@ -421,11 +418,10 @@ def _row(one: RooflineRow, several_devices: bool) -> Row:
     if several_devices:
         name += f" ({one.device})"
     calculates = cost is not None and cost.unit != "copy"
-    per_second = None
-    moved_per_second = None
+    rates: dict[str, float | None] = {"compute_tflop_per_s": None, "memory_gb_per_s": None}
     if cost is not None and seconds:
-        per_second = cost.flops / seconds / 1e12 if calculates else None
-        moved_per_second = cost.moved_bytes / seconds / 1e9
+        rates["compute_tflop_per_s"] = cost.flops / seconds / 1e12 if calculates else None
+        rates["memory_gb_per_s"] = cost.moved_bytes / seconds / 1e9
     return Row(
         name=name,
         kind=one.kind,
@@ -435,8 +431,7 @@ def _row(one: RooflineRow, several_devices: bool) -> Row:
         extra={
             "work_flops": cost.flops if cost is not None and calculates else None,
             "moved_bytes": None if cost is None else cost.moved_bytes,
-            "compute_tflop_per_s": per_second,
-            "memory_gb_per_s": moved_per_second,
+            **rates,
             "intensity_flops_per_byte": one.intensity if calculates else None,
             "of_peak_percent": None if one.efficiency is None else 100 * one.efficiency,
             "above_target_ns": one.above_target_ns,

@@ -202,13 +202,8 @@ class AttributedKernels:
         labels, number = np.unique(self._kernel, return_inverse=True)
         texts = [self._recording.work.labels.texts[int(label)] for label in labels]
         variants: dict[tuple[str, bool, bool], int] = {}
-        codes = [
-            variants.setdefault(
-                (dtype_of_kernel(text), names.TF32(text), names.NOT_TF32(text)),
-                len(variants),
-            )
-            for text in texts
-        ]
+        keys = [(dtype_of_kernel(text), names.TF32(text), names.NOT_TF32(text)) for text in texts]
+        codes = [variants.setdefault(key, len(variants)) for key in keys]
         result: Ints = np.where(self._own, NONE, np.array(codes, np.int64)[number])
         # A single kernel has its own name.
         return np.where(self._alone & ~self._own, len(variants) + self._kernel, result)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from unified_prof.arrays import intervals, nesting
-from unified_prof.arrays.grouping import NOWHERE, Bools, Ints
+from unified_prof.arrays.grouping import NOWHERE, Bools, Frame, Ints
 from unified_prof.arrays.intervals import IntervalSet
 from unified_prof.explain.schedule import graph
 from unified_prof.explain.schedule.graph import Edges
@@ -258,7 +258,7 @@ def _blocking_copies(
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Handovers:
+class _Handovers(Frame):
     """Moments at which a thread continued after another one had finished."""
 
     from_thread: Ints
@@ -286,7 +286,7 @@ def _handovers(calls: HostCalls, framework: Framework | None, threads: Ints) -> 
         active[thread] = intervals.merge(
             np.concatenate(starts), np.concatenate(ends), keep_empty=True
         )
-    parts: list[list[Ints]] = [[], [], [], [], []]
+    parts = [_Handovers(*(np.zeros((5, 0), np.int64)))]
     for thread, one in active.items():
         before = np.concatenate((np.zeros(1, np.int64), one.end_ns))[: len(one)]
         waited = one.start_ns - before >= _IDLE_NS
@@ -301,13 +301,9 @@ def _handovers(calls: HostCalls, framework: Framework | None, threads: Ints) -> 
             idle = (following >= begins) & (following - ended >= _IDLE_NS) & (last >= 0)
             better = idle & (ended > best)
             best[better], giver[better] = ended[better], other
-        found = giver != thread
-        for part, values in zip(
-            parts, (giver, best, np.full(len(begins), thread), begins, since), strict=True
-        ):
-            part.append(values[found])
-    nothing = np.zeros(0, np.int64)
-    return _Handovers(*(np.concatenate([nothing, *part]) for part in parts))
+        found = _Handovers(giver, best, np.full(len(begins), thread), begins, since)
+        parts.append(found.take(giver != thread))
+    return _Handovers.concatenate(parts)
 
 
 def _main_thread(
