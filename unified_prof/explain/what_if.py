@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -197,9 +198,9 @@ def select(recording: Recording, name: str) -> Selection:
     work = np.zeros(len(recording.work), bool) if on_host else _matching_work(recording, wanted)
     if work.any():
         return Selection(work=work)
-    ranges, calls = _matching_ranges(recording, wanted), _matching_calls(recording, wanted)
-    if len(ranges) or len(calls):
-        return Selection(ranges=ranges, calls=calls)
+    selection = _matching_host(recording, wanted)
+    if len(selection.ranges) or len(selection.calls):
+        return selection
     near = get_close_matches(wanted, sorted(_names(recording)), n=3, cutoff=0.4)
     raise UsageError(
         f"nothing in the recording is named {name}",
@@ -214,8 +215,7 @@ def without(recording: Recording, name: str) -> Selection:
     if name in CLASSES:
         return selection
     if selection.work is not None:
-        ranges, calls = _matching_ranges(recording, name), _matching_calls(recording, name)
-        selection = Selection(work=selection.work, ranges=ranges, calls=calls)
+        selection |= _matching_host(recording, name)
     if not len(selection.ranges):
         return selection
     return selection | without_ranges(recording, selection.ranges)
@@ -242,16 +242,12 @@ def _matching_work(recording: Recording, pattern: str) -> NDArray[np.bool_]:
     return result
 
 
-def _matching_ranges(recording: Recording, pattern: str) -> Ints:
-    framework = recording.framework
-    if framework is None:
-        return NO_ROWS
-    return framework.matching(lambda text: _matches(text, pattern))
-
-
-def _matching_calls(recording: Recording, pattern: str) -> Ints:
-    calls, strings = recording.host_calls, recording.strings
-    return np.flatnonzero(calls.matching(strings, lambda text: _matches(text, pattern)))
+def _matching_host(recording: Recording, pattern: str) -> Selection:
+    """Return the ranges and calls with matching names."""
+    framework, wanted = recording.framework, partial(_matches, pattern=pattern)
+    ranges = NO_ROWS if framework is None else framework.matching(wanted)
+    calls = recording.host_calls.matching(recording.strings, wanted)
+    return Selection(ranges=ranges, calls=np.flatnonzero(calls))
 
 
 def _matches(text: str | None, pattern: str) -> bool:
