@@ -113,19 +113,11 @@ def _attention_sizes(operator: Operator, others: Sequence[StoredTensor]) -> Atte
     which distinguishes heads and sequence.
     """
     q, k, v = (operator.input(place).tensor for place in range(3))
-    maxima = next(
-        (
-            other.tensor.shape
-            for other in others
-            if len(other.tensor.shape) == 4
-            and other.tensor.shape[-1] == 8
-            and other.tensor.dtype == "fp32"
-        ),
-        None,
-    )
-    if maxima is None:
+    shapes = [one.tensor.shape for one in others if one.tensor.dtype == "fp32"]
+    maxima = [shape for shape in shapes if shape[3:] == (8,)]
+    if not maxima:
         return _inference_sizes(q, k, v)
-    batch, heads, queries, _ = maxima
+    batch, heads, queries, _ = maxima[0]
     depth, rest = divmod(q.elements, batch * heads * queries)
     if rest or not depth or not q.elements:
         raise UnknownCostError("its queries and its softmax do not match")
@@ -267,8 +259,7 @@ def _windows(operator: Operator, data: StoredTensor, weight: StoredTensor, y: St
     if framework is not None and (place := _WEIGHT_OF.get(framework.name)) is not None:
         given = framework.arguments.optional(place)
         if given is not None and len(given.shape) > 2:
-            positions = _positions(y)
-            flops = 2 * positions * prod(given.shape)
+            flops = 2 * _positions(y) * prod(given.shape)
             return Cost("matrix", dtype, flops, moved)
     shape = weight.tensor.shape
     if len(shape) != 4:
@@ -308,7 +299,7 @@ def cost(operator: Operator) -> Cost:
     if not operator.inputs and not operator.outputs:
         raise UnknownCostError("the shapes of its tensors were not recorded (msprof records them)")
     name = operator.op_type
-    for prefix, formula in _BY_PREFIX:
+    for prefix, formula in _BY_PREFIX.items():
         if name.startswith(prefix):
             return formula(operator)
     if (operations := _OPERATIONS.get(name)) is not None:
@@ -345,36 +336,34 @@ def _gather(operator: Operator) -> Cost:
 Formula = Callable[[Operator], Cost]
 
 # The first prefix of an operator type that matches decides.
-_BY_PREFIX: tuple[tuple[str, Formula], ...] = (
-    *(
-        (name, matmul)
-        for name in "QuantBatchMatmul WeightQuantBatchMatmul BatchMatMul BatchMatmul MatMul Matmul"
-        " Gemm".split()
+_BY_PREFIX: dict[str, Formula] = {
+    **dict.fromkeys(
+        "QuantBatchMatmul WeightQuantBatchMatmul BatchMatMul BatchMatmul MatMul Matmul"
+        " Gemm".split(),
+        matmul,
     ),
-    ("GroupedMatmul", grouped_matmul),
-    ("Conv2DBackpropInput", convolution_input),
-    ("Conv3DBackpropInput", convolution_input),
-    ("Conv2DBackpropFilter", convolution_weight),
-    ("Conv3DBackpropFilter", convolution_weight),
-    ("Conv2DTranspose", convolution_input),
-    *(
-        (name, lambda one: _windows(one, one.input(0), one.input(1), one.output()))
-        for name in ("Conv2D", "Conv3D")
+    "GroupedMatmul": grouped_matmul,
+    **dict.fromkeys(
+        ("Conv2DBackpropInput", "Conv3DBackpropInput", "Conv2DTranspose"), convolution_input
     ),
-    (
-        "FlashAttentionScoreGrad",
-        lambda one: _attention_sizes(one, one.inputs[3:]).cost(backward=True),
+    **dict.fromkeys(("Conv2DBackpropFilter", "Conv3DBackpropFilter"), convolution_weight),
+    **dict.fromkeys(
+        ("Conv2D", "Conv3D"),
+        lambda one: _windows(one, one.input(0), one.input(1), one.output()),
     ),
-    *(
-        (name, lambda one: _attention_sizes(one, one.outputs).cost())
-        for name in "FlashAttentionScore PromptFlashAttention IncreFlashAttention"
-        " FusedInferAttentionScore".split()
+    "FlashAttentionScoreGrad": lambda one: _attention_sizes(one, one.inputs[3:]).cost(
+        backward=True
     ),
-    ("Foreach", _foreach),
-    ("Gather", _gather),
-    ("EmbeddingDenseGrad", lambda operator: _vector(operator, 1)),
-    ("Embedding", _gather),
-)
+    **dict.fromkeys(
+        "FlashAttentionScore PromptFlashAttention IncreFlashAttention"
+        " FusedInferAttentionScore".split(),
+        lambda one: _attention_sizes(one, one.outputs).cost(),
+    ),
+    "Foreach": _foreach,
+    "Gather": _gather,
+    "EmbeddingDenseGrad": lambda operator: _vector(operator, 1),
+    "Embedding": _gather,
+}
 _COPIES = tuple(
     "Cast TransData Transpose TensorMove MemSet Slice StridedSlice Concat Split BroadcastTo Tile"
     " Fill ZerosLike OnesLike Pad Pack Identity ViewCopy AsStrided".split()
