@@ -211,11 +211,8 @@ class Schedule:
         """Replay the schedule with other durations and lags; return the time of each moment."""
         takes = self.takes_ns if takes_ns is None else takes_ns
         lag = self.edges.lag_ns if lag_ns is None else lag_ns
-        weight = lag + np.where(self.edges.behind, takes[self.edges.source], 0)
-        before = self.edges.lag_ns + np.where(
-            self.edges.behind, self.takes_ns[self.edges.source], 0
-        )
-        changed = np.flatnonzero(weight != before)
+        weight = self._weight(takes, lag)
+        changed = np.flatnonzero(weight != self._weight(self.takes_ns, self.edges.lag_ns))
         result = self.time_ns.copy()
         if not len(changed):
             return result
@@ -231,14 +228,16 @@ class Schedule:
             time[moment] = latest + own[moment]
         return result
 
+    def _weight(self, takes_ns: Ints, lag_ns: Ints) -> Ints:
+        """Return the time from the begin of the source of each edge to its target."""
+        return lag_ns + np.where(self.edges.behind, takes_ns[self.edges.source], 0)
+
     def slack_ns(self, ends: Ints) -> Ints:
         """Return how much later each moment could come without delaying any of `ends`.
 
         Moments on which nothing depends could come until the last end.
         """
-        weight = self.edges.lag_ns + np.where(
-            self.edges.behind, self.takes_ns[self.edges.source], 0
-        )
+        weight = self._weight(self.takes_ns, self.edges.lag_ns)
         latest = np.full(len(self), _LATEST, np.int64)
         latest[ends] = self.time_ns[ends]
         may, own = _fast(latest), _fast(self.own_ns)
