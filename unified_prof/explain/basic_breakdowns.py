@@ -235,7 +235,8 @@ def _sequences(recording: Recording) -> Breakdown:
     assert framework is not None
     start, lasted = work.start_ns.to_array(), work.duration_ns.to_array().astype(np.int64)
     # Kernel names of an Ascend are numbered: operator types repeat.
-    kernel = work.operator if _is_ascend(recording) else work.kernel
+    is_ascend = any("Ascend" in name for name in recording.devices)
+    kernel = work.operator if is_ascend else work.kernel
     call = framework.outermost(work.connection.to_array())
     order = np.lexsort((start, call))
     order = order[call[order] != NONE]
@@ -244,8 +245,7 @@ def _sequences(recording: Recording) -> Breakdown:
     first, size = runs.starts, runs.sizes
     texts, name = framework.names(call[first])
     found: dict[tuple[int, bytes], list[int]] = {}
-    chosen = np.flatnonzero(size >= MIN_SEQUENCE)
-    for number in chosen.tolist():
+    for number in np.flatnonzero(size >= MIN_SEQUENCE).tolist():
         own = slice(int(first[number]), int(first[number] + size[number]))
         sums = found.setdefault((int(name[number]), kernel[own].tobytes()), [0, 0, 0, 0])
         at = call[first[number] : first[number] + 1]
@@ -267,10 +267,6 @@ def _sequences(recording: Recording) -> Breakdown:
             )
         )
     return finish("sequence", sort_rows(rows))
-
-
-def _is_ascend(recording: Recording) -> bool:
-    return any("Ascend" in name for name in recording.devices)
 
 
 def join_names(kernels: Iterable[str]) -> str:

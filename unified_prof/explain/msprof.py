@@ -336,29 +336,27 @@ class MsprofAnalysis(Analysis):
         return [kind.by for kind in kinds if breakdown_spec(kind).supports(self.recording)]
 
     def _totals(self) -> Totals:
-        recording = self.recording
+        recording, count = self.recording, None
         if recording.clock == "device" and not recording.has_operations:
             # Without operations, calls are device tasks, which only have times.
             sums = dict.fromkeys(SUMMED, None) | {"total_ns": recording.work.total_ns}
+            count = len(recording.work)
         else:
             sums = recording.packed_calls.sums()
+            if recording.clock != "none":
+                count = recording.packed_calls.count_measured("total_ns")
         steps = recording.step_lengths_ns
         return Totals(
             total_ns=sums["total_ns"],
             forward_ns=sums["forward_ns"],
             backward_ns=sums["backward_ns"],
             other_ns=recording.work.other_pass_ns() if recording.clock == "device" else None,
-            count=self._timed_calls() if recording.clock != "none" else None,
+            count=count,
             peak_bytes=counters.peak_memory(recording.source, recording.strings),
             iteration_ns=int(np.median(steps)) if steps else None,
             iteration_p90_ns=int(np.percentile(steps, 90)) if len(steps) > 1 else None,
             iterations=len(steps) or None,
         )
-
-    def _timed_calls(self) -> int:
-        if self.recording.clock == "device" and not self.recording.has_operations:
-            return len(self.recording.work)
-        return self.recording.packed_calls.count_measured("total_ns")
 
     def _not_measured(self, totals: Totals) -> list[NotMeasured]:
         recording = self.recording
