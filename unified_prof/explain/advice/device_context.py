@@ -484,7 +484,7 @@ class DeviceContext:
         result: Flags = matching[column]
         return result
 
-    def named(self, wanted: Callable[[str], bool]) -> Flags:
+    def has_name(self, wanted: Callable[[str], bool]) -> Flags:
         """Return a mask of the tasks whose kernel or operator has a wanted name."""
         return self.matches(self.kernel, wanted) | self.matches(self.operator, wanted)
 

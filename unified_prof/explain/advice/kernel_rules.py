@@ -54,10 +54,10 @@ def unfused_attention(context: DeviceContext) -> Iterator[Cause]:
     kernels = kernels[np.argsort(tasks.stream[kernels], kind="stable")]
     stream = tasks.stream[kernels]
 
-    fused = context.named(names.FUSED_ATTENTION)[kernels]
-    no_weights = (context.named(names.is_log_softmax) | context.named(names.CHOOSES))[kernels]
-    softmax = context.named(names.SOFTMAX)[kernels] & ~fused & ~no_weights
-    products = np.flatnonzero(context.named(names.is_product)[kernels] & ~fused & ~softmax)
+    fused = context.has_name(names.FUSED_ATTENTION)[kernels]
+    no_weights = (context.has_name(names.is_log_softmax) | context.has_name(names.CHOOSES))[kernels]
+    softmax = context.has_name(names.SOFTMAX)[kernels] & ~fused & ~no_weights
+    products = np.flatnonzero(context.has_name(names.is_product)[kernels] & ~fused & ~softmax)
     # The nearest products on the same stream, -1 if there is none.
     at = np.flatnonzero(softmax)
     place, ends = np.searchsorted(products, at), np.append(products, -1)
@@ -430,7 +430,7 @@ def low_occupancy(context: DeviceContext) -> Iterator[Cause]:
     tasks = context.tasks
     blocks = _blocks_per_processor(context)
     few = (blocks > 0) & (blocks < 1) & (tasks.kind == KERNEL)
-    few &= ~context.named(names.has_few_blocks)
+    few &= ~context.has_name(names.has_few_blocks)
     rows = np.flatnonzero(few)
     kernel_ns = context.busy_ns(rows)
     lost = np.maximum(tasks.length_ns[rows] - TAIL_NS, 0) * (1 - blocks[rows])
@@ -499,7 +499,7 @@ def unfused_optimizer(context: DeviceContext) -> Iterator[Cause]:
     # `zero_grad` fills: no optimizer fuses them.
     selected &= ~context.matches(context.operator, names.FILL_OPERATION)
     count = int(selected.sum())
-    fused = context.named(names.MULTI_TENSOR)
+    fused = context.has_name(names.MULTI_TENSOR)
     yield from _many_passes(context, selected & fused)
     if count < MIN_OPTIMIZER_KERNELS * context.step_count:
         return
@@ -654,7 +654,7 @@ def unfused_elementwise(context: DeviceContext) -> Iterator[Cause]:
     selected &= ~layout_kernels(context) & ~context.explained
     selected &= ~context.matches(context.kernel, names.MULTI_TENSOR)
     passes = context.recording.work.launches.passes[tasks.row]
-    sums = context.named(names.SUMS_GRADIENTS)
+    sums = context.has_name(names.SUMS_GRADIENTS)
     order = np.lexsort((tasks.start_ns, tasks.stream))
     order = order[~(sums & (passes == BACKWARD))[order]]
     stream, fusible = tasks.stream[order], selected[order]

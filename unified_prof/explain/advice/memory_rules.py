@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -451,12 +451,7 @@ def _largest_growth(
     if context.device is None:
         return "host time", float(end[step] - begin[step]) - median_ns
     steps = IntervalSet(begin, end)
-    parts: dict[str, Ints] = {}
-
-    def add(name: str, step_number: Ints, time_ns: Ints) -> None:
-        sums = parts.setdefault(name, np.zeros(len(begin), np.int64))
-        np.add.at(sums, step_number, time_ns)
-
+    parts = defaultdict[str, Ints](lambda: np.zeros(len(begin), np.int64))
     for time_slice in context.recording.devices[context.device].time_slices():
         for name, part in (
             ("computation", time_slice.compute),
@@ -464,13 +459,13 @@ def _largest_growth(
             ("copies", time_slice.copies),
         ):
             start, stop, _, number = intervals.overlaps(part, steps)
-            add(name, number, stop - start)
+            np.add.at(parts[name], number, stop - start)
     for segments in context.recording.idle_time.parts(context.device):
         idle = IntervalSet(segments.start_ns, segments.end_ns)
         start, stop, row, number = intervals.overlaps(idle, steps)
         for reason, name in enumerate(REASONS):
             rows = segments.reason[row] == reason
-            add(f"idle ({IN_WORDS[name]})", number[rows], (stop - start)[rows])
+            np.add.at(parts[f"idle ({IN_WORDS[name]})"], number[rows], (stop - start)[rows])
     growth = {name: float(sums[step] - np.median(sums)) for name, sums in parts.items()}
     largest = max(growth, key=lambda name: growth[name])
     return largest, growth[largest]

@@ -33,13 +33,12 @@ CHAIN_SHARE = 0.05  # Minimum share of an iteration that an unfused chain takes.
 
 def _between(run: Tracked) -> tuple[dict[str, float], float, float]:
     """Return the median time between operations by line, of all lines, and without tracking."""
-    if run.gaps is None:
-        return {}, 0.0, 0.0
     loading = run.line_of("data_loading").removeprefix(" at ")
     sums: dict[str, NDArray[np.float64]] = {}
-    for line, times in zip(run.gaps.lines, np.nan_to_num(run.gaps.gap_ns), strict=True):
-        if line != loading:
-            sums[line] = sums.get(line, np.zeros(len(times))) + times
+    if run.gaps is not None:
+        for line, times in zip(run.gaps.lines, np.nan_to_num(run.gaps.gap_ns), strict=True):
+            if line != loading:
+                sums[line] = sums.get(line, np.zeros(len(times))) + times
     medians = {line: float(np.median(times)) for line, times in sums.items() if len(times)}
     if not medians:
         return {}, 0.0, 0.0
@@ -307,7 +306,8 @@ def _repeated(run: Tracked) -> list[_Group]:
         runs[key] += 1
         times_ns[key] += ns
     groups = [
-        _Group(key[1], key[0], runs[key], times_ns[key], is_outside=False) for key in sorted(runs)
+        _Group(name, line, count, times_ns[line, name, module], is_outside=False)
+        for (line, name, module), count in runs.items()
     ]
     places: dict[str, list[_Group]] = {}
     for one in (*groups, *_outside(run)):
