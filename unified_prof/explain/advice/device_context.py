@@ -540,16 +540,9 @@ class DeviceContext:
             longest = int(rows[same[int(time[same].argmax())]])
             name = self.recording.work.labels.texts[int(kernels[at])]
             operation, line = self.recording.work.place(int(self.tasks.row[longest]))
-            result.append(
-                evidence_row(
-                    name,
-                    int(count[at]),
-                    int(total[at]),
-                    int(self.tasks.start_ns[longest]),
-                    operation=None if operation == name else operation,
-                    line=line,
-                )
-            )
+            launched_by = None if operation == name else operation
+            figures = int(count[at]), int(total[at]), int(self.tasks.start_ns[longest])
+            result.append(evidence_row(name, *figures, operation=launched_by, line=line))
         return tuple(result)
 
     def _mostly(self, rows: Ints, time_ns: NDArray[Any]) -> str:

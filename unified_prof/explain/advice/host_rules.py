@@ -252,16 +252,13 @@ def input_wait(context: DeviceContext) -> Iterator[Cause]:
     subject = "the program" if context.device is None else "the device"
     ranges = _input_ranges(context)
     in_process = any(names.LOADS_IN_PROCESS(str(row["name"])) for row in ranges)
-    workers = (
-        "load batches in worker processes (DataLoader num_workers"
-        if in_process
-        else ("use more workers (DataLoader num_workers")
-    )
+    workers = "load batches in worker processes" if in_process else "use more workers"
     yield context.finding(
         cost,
         f"input wait: {subject} waits for data {percent(share)} of the time, at most "
         f"{duration(longest)} at once",
-        advice=f"{workers}, prefetch_factor, persistent_workers), or make batches cheaper to load",
+        advice=f"{workers} (DataLoader num_workers, prefetch_factor, persistent_workers), or make "
+        "batches cheaper to load",
         sure="certain",
         change=Selection(ranges=context.ranges(names.FETCHES_INPUT, ahead=True)),
         least=WARN_SHARE,
@@ -287,16 +284,10 @@ def _input_ranges(context: DeviceContext) -> list[Evidence]:
     rows: list[Evidence] = []
     for name in np.unique(number).tolist()[:EVIDENCE_ROWS]:
         same = np.flatnonzero(number == name)
-        line = stacks[int(stack[same[0]])]
-        rows.append(
-            evidence_row(
-                texts[name],
-                len(same),
-                int(length[same].sum()),
-                int(start[same[0]]),
-                line=line and line.rpartition("\n")[2],
-            )
-        )
+        line, total_ns = stacks[int(stack[same[0]])], int(length[same].sum())
+        line = line and line.rpartition("\n")[2]
+        start_ns = int(start[same[0]])
+        rows.append(evidence_row(texts[name], len(same), total_ns, start_ns, line=line))
     return rows
 
 

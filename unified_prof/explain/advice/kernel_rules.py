@@ -297,10 +297,8 @@ def is_misaligned(row: RooflineRow) -> bool:
     """Return True if a low-precision matmul has an inner dimension that tensor cores cannot use."""
     if row.cost is None or row.cost.unit != "matrix" or row.cost.dtype not in ALIGNED:
         return False
-    sizes = [
-        [int(size) for size in shape.split(",") if size] for shape in _SHAPE.findall(row.shapes)
-    ]
-    matrices = [shape for shape in sizes if len(shape) > 1]
+    shapes = [[*map(int, filter(None, text.split(",")))] for text in _SHAPE.findall(row.shapes)]
+    matrices = [shape for shape in shapes if len(shape) > 1]
     return any(size % ALIGNED[row.cost.dtype] for shape in matrices for size in shape[-2:])
 
 
@@ -436,9 +434,8 @@ def low_occupancy(context: DeviceContext) -> Iterator[Cause]:
     lost = np.maximum(tasks.length_ns[rows] - TAIL_NS, 0) * (1 - blocks[rows])
     if context.share(kernel_ns) < LOW_OCCUPANCY_SHARE:
         return
-    units = (
-        "compute units" if context.device_property("warpSize") == AMD_WAVE else "multiprocessors"
-    )
+    is_amd = context.device_property("warpSize") == AMD_WAVE
+    units = "compute units" if is_amd else "multiprocessors"
     yield context.tasks_finding(
         f"low occupancy: {plural(len(rows), 'kernel')} with fewer blocks than {units}, "
         f"{percent(context.share(kernel_ns))} of the time",
@@ -462,14 +459,10 @@ def _blocks_per_processor(context: DeviceContext) -> NDArray[np.float64]:
     rows = np.flatnonzero((blocks < 0) & (context.tasks.kind == KERNEL))
     if units is None or not len(rows):
         return blocks
-    ids, number = np.unique(
-        context.task_column("UPROF_GPU_TASKS", "gridDim")[rows], return_inverse=True
-    )
+    grid = context.task_column("UPROF_GPU_TASKS", "gridDim")[rows]
+    ids, number = np.unique(grid, return_inverse=True)
     grids = [text or "" for text in context.recording.strings.texts(ids.tolist())]
-    sizes = [
-        prod(int(size) for size in grid.split(",")) if _GRID.fullmatch(grid) else -1
-        for grid in grids
-    ]
+    sizes = [prod(map(int, text.split(","))) if _GRID.fullmatch(text) else -1 for text in grids]
     blocks[rows] = np.array(sizes, np.float64)[number] / units
     return blocks
 
@@ -501,9 +494,8 @@ def unfused_optimizer(context: DeviceContext) -> Iterator[Cause]:
     count = int(selected.sum())
     fused = context.has_name(names.MULTI_TENSOR)
     yield from _many_passes(context, selected & fused)
-    if count < MIN_OPTIMIZER_KERNELS * context.step_count:
-        return
-    if (selected & fused).sum() >= FUSED_SHARE * count:
+    few = MIN_OPTIMIZER_KERNELS * context.step_count
+    if count < few or (selected & fused).sum() >= FUSED_SHARE * count:
         return
     rows = np.flatnonzero(selected)
     launched = np.zeros(len(work), bool)
@@ -611,9 +603,8 @@ def _unfused_on_host(context: DeviceContext) -> Iterator[Cause]:
     calls = calls[intervals.holding(optimizer, framework.start_ns[calls]) >= 0]
     texts, number = framework.names(calls)
     fused = np.array([names.MULTI_TENSOR(text) for text in [*texts, ""]])[number]
-    if len(calls) < MIN_OPTIMIZER_KERNELS * context.step_count:
-        return
-    if fused.sum() >= FUSED_SHARE * len(calls):
+    few = MIN_OPTIMIZER_KERNELS * context.step_count
+    if len(calls) < few or fused.sum() >= FUSED_SHARE * len(calls):
         return
     working = intervals.merge(framework.start_ns[calls], framework.end_ns[calls])
     between = intervals.subtract(optimizer, working)

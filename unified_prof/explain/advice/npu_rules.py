@@ -35,6 +35,7 @@ from unified_prof.recording import names
 from unified_prof.recording.calls import KERNEL
 from unified_prof.recording.framework import NOT_ATTRIBUTED
 from unified_prof.recording.idle import HOST, LAUNCHED, NOT_KNOWN, UNRECORDED
+from unified_prof.recording.model import Evidence
 
 LONG_NS = 20_000  # Shorter tasks are dominated by their launch (MindStudio advisor's threshold).
 DROP_SHARE = 0.05  # Minimum drop of the mean clock over tasks (MindStudio advisor's threshold).
@@ -351,18 +352,7 @@ def fusible_sequences(context: DeviceContext) -> Iterator[Cause]:
             "elapsed_ns": elapsed_ns,
             "busy_ns": busy_ns,
         },
-        evidence=[
-            evidence_row(
-                kernels.names(sequence),
-                len(sequence.begins),
-                sequence.lost_ns,
-                int(kernels.start_ns[sequence.begins[0]]),
-                line=context.recording.work.place(
-                    int(context.tasks.row[kernels.row[sequence.begins[0]]])
-                )[1],
-            )
-            for sequence in sequences
-        ],
+        evidence=map(kernels.evidence, sequences),
     )
 
 
@@ -422,6 +412,13 @@ class _Kernels:
         """Return the operator types of a sequence."""
         texts, first = self.context.recording.work.labels.texts, int(sequence.begins[0])
         return join_names(texts[at] for at in self.token[first : first + sequence.length].tolist())
+
+    def evidence(self, sequence: _Sequence) -> Evidence:
+        """Return a row with the line of the first occurrence of a sequence."""
+        name, count, first = self.names(sequence), len(sequence.begins), sequence.begins[0]
+        task = int(self.context.tasks.row[self.row[first]])
+        _, line = self.context.recording.work.place(task)
+        return evidence_row(name, count, sequence.lost_ns, int(self.start_ns[first]), line=line)
 
     @cached_property
     def is_matrix(self) -> Flags:

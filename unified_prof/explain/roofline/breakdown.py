@@ -441,17 +441,10 @@ def _row(one: RooflineRow, several_devices: bool) -> Row:
 
 def limits(one: RooflineRow) -> str | None:
     """Return the limiting peak and any caveats as text."""
-    parts = []
+    text = ""
     if one.bound == "memory" and one.memory is not None:
-        parts.append(f"memory, {one.memory.rate / 1e9:,g} GB/s" + _mark(one.memory.uncertain))
+        text = f"memory, {one.memory.rate / 1e9:,g} GB/s"
     elif one.bound == "compute" and one.peak is not None:
-        parts.append(
-            f"{one.peak.name}, {one.peak.rate / 1e12:,.4g} TFLOP/s" + _mark(one.peak.uncertain)
-        )
-    if one.doubt:
-        parts.append(one.doubt)
-    return "; ".join(parts) or None
-
-
-def _mark(uncertain: bool) -> str:
-    return " (uncertain)" if uncertain else ""
+        text = f"{one.peak.name}, {one.peak.rate / 1e12:,.4g} TFLOP/s"
+    text += " (uncertain)" if one.uncertain and text else ""
+    return "; ".join(filter(None, (text, one.doubt))) or None
