@@ -231,19 +231,16 @@ def _before(tasks: ScheduledTasks) -> tuple[Ints, tuple[Ints, Ints]]:
 def _awaited(recording: Recording, tasks: ScheduledTasks, before: Ints, usual_gap: int) -> Edges:
     """Return the waits for events, recorded as calls on GPUs and as tasks on NPUs."""
     moment = tasks.moment_ns
-    source, target = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    pairs = [(np.zeros(0, np.int64),) * 2]
     events = host_calls.stream_waits(recording.source, recording.strings, recording.host_calls)
     if len(events):
         latest = _LaunchOrder(tasks)
         awaited = latest.before(events.awaited_stream, events.recorded_ns)
         waiting = latest.after(events.stream, events.at_ns)
         both = (awaited != NOWHERE) & (waiting != NOWHERE)
-        source.append(awaited[both])
-        target.append(waiting[both])
+        pairs.append((awaited[both], waiting[both]))
     elif not tasks.waits.any():
-        awaited, waiting = _awaited_by_calls(recording, tasks)
-        source.append(awaited)
-        target.append(waiting)
+        pairs.append(_awaited_by_calls(recording, tasks))
     for _, rows in by_key(tasks.device):
         records, waiting = rows[tasks.records[rows]], rows[tasks.waits[rows]]
         if not len(records):
@@ -260,9 +257,8 @@ def _awaited(recording: Recording, tasks: ScheduledTasks, before: Ints, usual_ga
         waited = (moment[record] > ready) & (since <= _POLL_NS)
         close = (last >= 0) & ((since <= _CLOSE_NS) | waited)
         close &= tasks.stream[record] != tasks.stream[waiting]
-        source.append(record[close])
-        target.append(waiting[close])
-    one, other = np.concatenate(source), np.concatenate(target)
+        pairs.append((record[close], waiting[close]))
+    one, other = map(np.concatenate, zip(*pairs, strict=True))
     lag = np.clip(moment[other] - tasks.end_ns[one], 0, usual_gap)
     return Edges.uniform(one, other, lag, behind=True, kind=graph.EVENT)
 
