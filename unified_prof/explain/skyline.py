@@ -401,10 +401,8 @@ class _Builder:
     """Builds a tree by adding values along paths."""
 
     def __init__(self) -> None:
-        self._names = [""]
-        self._parents = [-1]
-        self._values = [[0, 0, 0, 0]]
-        self._counts = [0]
+        # Name, parent, and sums of the values and of the count of each node.
+        self._nodes: list[tuple[str, int, list[int]]] = [("", -1, [0] * 5)]
         self._children: dict[tuple[int, str], int] = {}
 
     def add(self, path: list[str], values: tuple[int, ...], count: int) -> None:
@@ -412,26 +410,21 @@ class _Builder:
         node = 0
         self._sum(node, values, count)
         for name in path:
-            child = self._children.setdefault((node, name), len(self._names))
-            if child == len(self._names):
-                self._names.append(name)
-                self._parents.append(node)
-                self._values.append([0, 0, 0, 0])
-                self._counts.append(0)
+            child = self._children.setdefault((node, name), len(self._nodes))
+            if child == len(self._nodes):
+                self._nodes.append((name, node, [0] * 5))
             node = child
             self._sum(node, values, count)
 
     def _sum(self, node: int, values: tuple[int, ...], count: int) -> None:
-        own = self._values[node]
-        for index, value in enumerate(values):
-            own[index] += value
-        self._counts[node] += count
+        _, _, sums = self._nodes[node]
+        for index, value in enumerate((*values, count)):
+            sums[index] += value
 
     def tree(self, kind: Kind, measures: tuple[str, ...]) -> Tree:
-        columns = zip(self._names, self._parents, self._values, self._counts, strict=True)
         nodes = tuple(
-            Node(name, parent, (values[0], values[1], values[2], values[3]), count)
-            for name, parent, values, count in columns
+            Node(name, parent, (total, forward, backward, size), count)
+            for name, parent, (total, forward, backward, size, count) in self._nodes
         )
         return Tree(kind, nodes, measures)
 
