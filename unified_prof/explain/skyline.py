@@ -297,10 +297,12 @@ def _median_iteration(steps: list[Step]) -> dict[str, Any]:
         is_complete = measured and len(measured) == len(values)
         return round(sum(measured) / len(measured)) if is_complete else None
 
-    total_ns, forward_ns, backward_ns, waited_ns, forward_waited_ns, backward_waited_ns = (
-        mean([getattr(step, f"{name}_ns") for step in middle])
-        for name in "total forward backward waited forward_waited backward_waited".split()
-    )
+    total_ns = mean([step.total_ns for step in middle])
+    forward_ns = mean([step.forward_ns for step in middle])
+    backward_ns = mean([step.backward_ns for step in middle])
+    waited_ns = mean([step.waited_ns for step in middle])
+    forward_waited_ns = mean([step.forward_waited_ns for step in middle])
+    backward_waited_ns = mean([step.backward_waited_ns for step in middle])
     parts_ns: dict[str, int] = {}
     if total_ns is not None and forward_ns is not None:
         named = dict.fromkeys(part for step in middle for part in step.parts_ns)
