@@ -119,8 +119,8 @@ def _moving_load(context: RuleContext, groups: Sequence[_Group]) -> Iterator[Can
     ranks = sorted({rank for group, _ in found for rank in group.members})
     load = max(ratio for _, ratio in found)
     text = (
-        f"expert imbalance: the experts of one of ranks {join_first(context.global_ranks(ranks))} "
-        f"get {load:.2f} times the mean number of tokens, but not always of the same rank"
+        f"expert imbalance: in most exchanges, the experts of one rank get {load:.2f} times the "
+        f"mean number of tokens; the rank changes (among {join_first(context.global_ranks(ranks))})"
     )
     change = _balanced(context, [group for group, _ in found], each=True)
     figures = {"load": round(load, 4)}

@@ -330,12 +330,13 @@ def read_content(path: Path) -> bytes:
         RawFormatError: the file cannot be read, is damaged or truncated, or does not fit in memory.
     """
     content, blocks = Content(path), []
-    size = path.stat().st_size if path.is_file() else 0  # Too large a file is not read.
-    expanded = 0
+    size = expanded = 0
+    with suppress(OSError):  # reading reports it
+        size = path.stat().st_size
     try:
         for block in content.blocks():
             expanded += len(block)
-            if max(size, expanded) > MAX_CONTENT_BYTES:
+            if max(size, expanded) > MAX_CONTENT_BYTES:  # a larger file is not read further
                 message = f"{path} expands to more than {MAX_CONTENT_BYTES:,} bytes"
                 raise RawFormatError(message, slug="input-too-long")
             blocks.append(block)

@@ -705,8 +705,7 @@ def analyzed_steps(recording: Recording) -> list[int]:
 
 def _usual_steps(length: Ints) -> Flags:
     """Return a mask of the steps of at most three medians."""
-    result: Flags = length <= MAX_STEP_MEDIANS * float(np.median(length[1:]))
-    return result
+    return np.asarray(length <= MAX_STEP_MEDIANS * float(np.median(length[1:])))
 
 
 def matrix_kernels(context: DeviceContext) -> Flags:

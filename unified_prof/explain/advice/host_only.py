@@ -123,7 +123,7 @@ def _gaps(context: DeviceContext) -> Gaps:
         found = [text for one in threads for text in context.host_code.covering(begin, end, one)]
         code = next(filter(user_frame, found), found[0] if found else "")
         frame = FRAME.match(code)
-        place = f"{frame['name']} at {frame['file']}:{frame['line']}" if frame else "code"
+        place = f"{frame['name']} at {frame['file']}:{frame['line']}" if frame else "the code"
         spent_ns[f"{place} before {texts[number[at]]}"][step[at]] += end - begin
     # The last step may end before the operation after the gap.
     usual_ns = {place: np.sort(one)[min(1, len(one) - 1)] for place, one in spent_ns.items()}
