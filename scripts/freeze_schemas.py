@@ -19,7 +19,6 @@ from unified_prof.migrate import runner
 from unified_prof.migrate.steps import FileState
 from unified_prof.schema import catalogue
 from unified_prof.schema.catalogue import REVISION_ROW
-from unified_prof.schema.msprof import MSPROF_MODELS
 
 SCHEMAS = Path(__file__).resolve().parent.parent / "schemas" / "msprof"
 HEADER = "-- msprof database, schema revision {}. Frozen: never edited after release.\n"
@@ -29,8 +28,12 @@ def frozen(revision: str) -> str:
     """Return the SQL text of one revision: tables, indexes, constant rows."""
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
         runner.migrate(db, catalogue.MSPROF, None, revision, FileState(True, False))
-        present = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
-        tables = [m.__tablename__ for m in MSPROF_MODELS if m.__tablename__ in present]
+        revisions = catalogue.REVISIONS[catalogue.MSPROF]
+        newest = [name for name in revisions if (SCHEMAS / f"{name}.sql").exists()][-1]
+        order = list(catalogue.outline(newest).columns)  # A new table comes last.
+        query = "SELECT name FROM sqlite_master WHERE type = 'table'"
+        tables = [name for (name,) in db.execute(query)]
+        tables.sort(key=lambda name: order.index(name) if name in order else len(order))
         lines = [HEADER.format(revision)]
         lines += [_table(db, table) for table in tables]
         lines += [line for table in tables for line in _indexes(db, table)]

@@ -16,7 +16,7 @@ from sqlalchemy import Column
 from unified_prof.migrate import runner
 from unified_prof.report import glossary
 from unified_prof.schema import catalogue
-from unified_prof.schema.msprof import MSPROF_MODELS, PYTORCH_MODELS, MsprofBase, since
+from unified_prof.schema.msprof import MODELS, MsprofBase, since
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 INTRODUCTION = """\
@@ -49,11 +49,11 @@ def page() -> str:
         change = text.partition("\n")[0].replace("<", "&lt;")
         lines.append(f"| {revision} | {version} | {change} |\n")
     lines.append("\n## Tables of msprof\n")
-    for model in MSPROF_MODELS:
-        lines += _table(model)
+    for name in catalogue.outline("latest").columns:
+        lines += _table(MODELS[name])
     lines.append("\n## Tables that torch_npu appends\n")
-    for model in PYTORCH_MODELS:
-        lines += _table(model)
+    for name in filter(MODELS.get, catalogue.extension_tables()):
+        lines += _table(MODELS[name])
     return "".join(lines)
 
 

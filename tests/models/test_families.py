@@ -1,79 +1,32 @@
-"""The models of Skyline and cluster databases equal the frozen text."""
+"""The frozen texts of files and tables that have no models describe each table and column."""
 
-import sqlite3
-from typing import Any
+import re
+from pathlib import Path
 
 import pytest
-from sqlalchemy import create_engine
-from sqlalchemy.orm import DeclarativeBase
 
 from unified_prof.schema import catalogue
-from unified_prof.schema.cluster import ClusterBase
-from unified_prof.schema.skyline import SkylineMemoryBase, SkylineRunTimeBase
-from unified_prof.schema.uprof import UprofBase
-from unified_prof.schema.watch import WatchBase
 
-Shape = dict[str, Any]
-
-
-def shape(db: sqlite3.Connection) -> Shape:
-    """Columns (order, name, type, NOT NULL, key) and indexes (columns, uniqueness) by table."""
-    tables = [t for (t,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-    return {
-        table: (
-            db.execute(f"PRAGMA table_info('{table}')").fetchall(),
-            sorted(
-                (unique, origin, [c for _, _, c in db.execute(f"PRAGMA index_info({name})")])
-                for _, name, unique, origin, _ in db.execute(f"PRAGMA index_list('{table}')")
-            ),
-        )
-        for table in tables
-    }
-
-
-def without_implied_not_null(found: Shape) -> Shape:
-    """SQLAlchemy writes NOT NULL for integer keys; SQLite implies it for a rowid alias."""
-    return {
-        table: (
-            [
-                (i, n, t, 0 if pk and columns[0][5] and t == "INTEGER" else nn, d, pk)
-                for i, n, t, nn, d, pk in columns
-            ],
-            indexes,
-        )
-        for table, (columns, indexes) in found.items()
-    }
-
-
-@pytest.mark.parametrize(
-    ("family", "base"),
-    [
-        ("skyline-run-time", SkylineRunTimeBase),
-        ("skyline-memory", SkylineMemoryBase),
-        ("cluster", ClusterBase),
-        ("watch", WatchBase),
-    ],
+SCHEMAS = catalogue.resource_directory("schemas")
+TEXTS = sorted(
+    path.relative_to(SCHEMAS)
+    for folder in ("cluster", "extensions", "skyline_memory", "skyline_run_time", "watch")
+    for path in (SCHEMAS / folder).glob("*.sql")
+    if path.name != "pytorch.sql"  # described by models
 )
-def test_models_equal_the_frozen_text(family: str, base: type[DeclarativeBase]) -> None:
-    frozen = sqlite3.connect(":memory:")
-    frozen.executescript(catalogue.frozen_text(family, "1"))
-    engine = create_engine("sqlite://")
-    with engine.connect() as connection:
-        base.metadata.create_all(connection)
-        raw: Any = connection.connection.dbapi_connection
-        ours = shape(raw)
-    engine.dispose()
-    assert without_implied_not_null(ours) == without_implied_not_null(shape(frozen))
-    assert frozen.execute("PRAGMA user_version").fetchone() == (1,)
-    frozen.close()
+TABLE = re.compile(r'((?:--.*\n)*)CREATE TABLE "?(\w+)"? \(\n((?:.*\n)*?)\)')
 
 
-@pytest.mark.parametrize(
-    "base", [SkylineRunTimeBase, SkylineMemoryBase, ClusterBase, WatchBase, UprofBase]
-)
-def test_every_model_and_column_is_documented(base: type[DeclarativeBase]) -> None:
-    for mapper in base.registry.mappers:
-        assert mapper.class_.__doc__, mapper
-    for table in base.metadata.tables.values():
-        for column in table.columns:
-            assert column.doc, f"{table.name}.{column.name}"
+@pytest.mark.parametrize("text", TEXTS, ids=str)
+def test_every_table_and_column_is_described(text: Path) -> None:
+    tables = TABLE.findall((SCHEMAS / text).read_text(encoding="utf-8"))
+    assert tables
+    for comment, table, body in tables:
+        names = re.findall(r'^  "?(\w+)"? (?:INT|TEXT|REAL|VARCHAR|DOUBLE)', body, re.MULTILINE)
+        assert re.match(r"-- \S", comment), table
+        assert re.findall(r"^--   (\w+): \S", comment, re.MULTILINE) == names, table
+
+
+@pytest.mark.parametrize("family", [name for name in catalogue.FAMILIES if name != "msprof"])
+def test_first_revision_has_user_version_1(family: str) -> None:
+    assert catalogue.load(family, "1").user_version == 1

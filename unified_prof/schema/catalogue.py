@@ -185,7 +185,7 @@ def extension_tables() -> dict[str, TableSpec]:
     """Return the tables that torch_npu and uprof may add to a report of any revision.
 
     Each table exists only if it has rows. To add a new UPROF_ table, declare it in
-    `schemas/extensions/uprof.sql` and in `schema/uprof.py`.
+    `schemas/extensions/uprof.sql`, with a comment for each column.
     """
     tables: dict[str, TableSpec] = {}
     for path in sorted((resource_directory("schemas") / "extensions").glob("*.sql")):

@@ -1,8 +1,7 @@
 """SQLAlchemy models for reading msprof databases at the newest revision.
 
-`MSPROF_MODELS` has the tables of msprof in the order of its schema, `PYTORCH_MODELS` those that
-torch_npu appends. Older files are read through the same models, because the reader presents them in
-the newest shape.
+`MODELS` has the tables of msprof and those that torch_npu appends. Older files are read through the
+same models, because the reader presents them in the newest shape.
 """
 
 from __future__ import annotations
@@ -11,200 +10,16 @@ from dataclasses import dataclass
 from functools import cache
 
 from unified_prof.schema import catalogue
-from unified_prof.schema.msprof.host import (
-    CannApi,
-    CpuUsage,
-    GcRecord,
-    HostDiskUsage,
-    HostMemoryUsage,
-    HostNetworkUsage,
-    MemoryRecord,
-    MstxEvent,
-    OpMemory,
-    OsrtApi,
-    PytorchApi,
-    PytorchCallchain,
-    PytorchConnection,
-    StepTime,
-)
-from unified_prof.schema.msprof.links import Hccs, NetdevStats, Nic, Pcie, Roce, Sio, Ub
-from unified_prof.schema.msprof.memory import (
-    AccPmu,
-    AicoreFrequency,
-    Ddr,
-    Hbm,
-    Llc,
-    NpuMemory,
-    NpuModuleMemory,
-    NpuOpMemory,
-    Qos,
-    SamplePmuSummary,
-    SamplePmuTimeline,
-    SocBandwidthLevel,
-)
-from unified_prof.schema.msprof.session import (
-    EPOCH_NS,
-    STRINGS,
-    ApiType,
-    HcclDataType,
-    HcclLinkType,
-    HcclRdmaType,
-    HcclTransportType,
-    Host,
-    MemcpyOperation,
-    MetaData,
-    Module,
-    MsprofBase,
-    MstxEventType,
-    Npu,
-    OverlapType,
-    RankDevice,
-    SessionTime,
-    StringId,
-)
-from unified_prof.schema.msprof.tasks import (
-    CcuTask,
-    CommunicationOp,
-    CommunicationScheduleTask,
-    CommunicationTask,
-    ComputeTask,
-    DpuTask,
-    MemcpyInfo,
-    OverlapInterval,
-    Task,
-    TaskPmu,
-)
+from unified_prof.schema.msprof.host import *  # noqa: F403
+from unified_prof.schema.msprof.samples import *  # noqa: F403
+from unified_prof.schema.msprof.session import *  # noqa: F403
+from unified_prof.schema.msprof.session import EPOCH_NS, STRINGS, MsprofBase
+from unified_prof.schema.msprof.tasks import *  # noqa: F403
 
-MSPROF_MODELS: tuple[type[MsprofBase], ...] = (
-    StringId,
-    SessionTime,
-    Npu,
-    RankDevice,
-    Host,
-    Task,
-    ComputeTask,
-    CommunicationScheduleTask,
-    CommunicationTask,
-    CommunicationOp,
-    CannApi,
-    NpuMemory,
-    NpuModuleMemory,
-    NpuOpMemory,
-    Nic,
-    Roce,
-    Hbm,
-    Ddr,
-    Llc,
-    TaskPmu,
-    SamplePmuTimeline,
-    SamplePmuSummary,
-    Pcie,
-    Hccs,
-    NetdevStats,
-    AccPmu,
-    SocBandwidthLevel,
-    MetaData,
-    AicoreFrequency,
-    MstxEvent,
-    MemcpyInfo,
-    CpuUsage,
-    HostMemoryUsage,
-    HostDiskUsage,
-    HostNetworkUsage,
-    OsrtApi,
-    OverlapInterval,
-    Qos,
-    DpuTask,
-    Ub,
-    Sio,
-    CcuTask,
-    ApiType,
-    Module,
-    HcclDataType,
-    HcclLinkType,
-    HcclTransportType,
-    HcclRdmaType,
-    MstxEventType,
-    MemcpyOperation,
-    OverlapType,
-)
-"""Tables of msprof, in the order of its schema."""
-
-PYTORCH_MODELS: tuple[type[MsprofBase], ...] = (
-    PytorchApi,
-    PytorchConnection,
-    PytorchCallchain,
-    StepTime,
-    MemoryRecord,
-    OpMemory,
-    GcRecord,
-)
-"""Tables that torch_npu appends."""
-
-__all__ = [
-    "MSPROF_MODELS",
-    "PYTORCH_MODELS",
-    "AccPmu",
-    "AicoreFrequency",
-    "ApiType",
-    "CannApi",
-    "CcuTask",
-    "CommunicationOp",
-    "CommunicationScheduleTask",
-    "CommunicationTask",
-    "ComputeTask",
-    "CpuUsage",
-    "Ddr",
-    "DpuTask",
-    "GcRecord",
-    "Hbm",
-    "HcclDataType",
-    "HcclLinkType",
-    "HcclRdmaType",
-    "HcclTransportType",
-    "Hccs",
-    "Host",
-    "HostDiskUsage",
-    "HostMemoryUsage",
-    "HostNetworkUsage",
-    "Llc",
-    "MemcpyInfo",
-    "MemcpyOperation",
-    "MemoryRecord",
-    "MetaData",
-    "Module",
-    "MsprofBase",
-    "MstxEvent",
-    "MstxEventType",
-    "NetdevStats",
-    "Nic",
-    "Npu",
-    "NpuMemory",
-    "NpuModuleMemory",
-    "NpuOpMemory",
-    "OpMemory",
-    "OsrtApi",
-    "OverlapInterval",
-    "OverlapType",
-    "Pcie",
-    "PytorchApi",
-    "PytorchCallchain",
-    "PytorchConnection",
-    "Qos",
-    "RankDevice",
-    "Roce",
-    "SamplePmuSummary",
-    "SamplePmuTimeline",
-    "SessionTime",
-    "Sio",
-    "SocBandwidthLevel",
-    "StepTime",
-    "StringId",
-    "Task",
-    "TaskPmu",
-    "Ub",
-]
-
+MODELS: dict[str, type[MsprofBase]] = {
+    model.__tablename__: model for model in MsprofBase.__subclasses__()
+}
+"""Model of each table."""
 
 # Tables of collectives to which columns refer, with the first revision of each.
 _COLLECTIVE_ENUMS = "ENUM_HCCL_"
@@ -248,16 +63,16 @@ def references(revision: str) -> tuple[Reference, ...]:
     """Return the references between columns at `revision`, including torch_npu's tables."""
     order = catalogue.REVISIONS[catalogue.MSPROF].index
     found = []
-    for model in (*MSPROF_MODELS, *PYTORCH_MODELS):
-        for column in MsprofBase.metadata.tables[model.__tablename__].c:
+    for name in (*catalogue.load(catalogue.MSPROF, "latest").tables, *catalogue.extension_tables()):
+        for column in MsprofBase.metadata.tables[name].c if name in MODELS else ():
             refers = column.info.get("refers")
-            first = since(model.__tablename__, column.name)
+            first = since(name, column.name)
             if refers is None or (first is not None and order(revision) < order(first)):
                 continue
             if refers.startswith(_COLLECTIVE_ENUMS) and order(revision) < order(
                 _COLLECTIVE_ENUMS_SINCE
             ):
                 refers = STRINGS
-            table, _, target = refers.partition(".")
-            found.append(Reference(model.__tablename__, column.name, table, target))
+            target_table, _, target = refers.partition(".")
+            found.append(Reference(name, column.name, target_table, target))
     return tuple(found)

@@ -11,15 +11,14 @@ from sqlalchemy.orm import Mapped, relationship
 
 from unified_prof.schema.msprof.session import (
     BYTES,
-    BYTES_PER_S,
     NUMERIC,
     PERCENT,
     Interval,
     MsprofBase,
     RowIdentity,
-    Text,
     column,
     enum_id,
+    rate,
     string_id,
     time_ns,
     written,
@@ -34,17 +33,14 @@ class CannApi(Interval, MsprofBase):
 
     __tablename__ = "CANN_API"
     __table_args__ = written("--ascendcl")
-    start_ns: Mapped[int | None] = time_ns("startNs", "start of the call")
-    end_ns: Mapped[int | None] = time_ns("endNs", "end of the call")
-    type_id: Mapped[int | None] = enum_id("type", "ENUM_API_TYPE", "level of the stack")
-    global_tid: Mapped[int | None] = column("globalTid", f"thread: {_GLOBAL_TID}")
-    connection_id: Mapped[int] = column(
+    start_ns = time_ns("startNs", "start of the call")
+    end_ns = time_ns("endNs", "end of the call")
+    type_id, type = enum_id("type", "ENUM_API_TYPE", "level of the stack")
+    global_tid = column("globalTid", f"thread: {_GLOBAL_TID}")
+    connection_id = column(
         "connectionId", "number by which TASK and COMMUNICATION_OP refer to the call", key=True
     )
-    name_id: Mapped[int | None] = string_id("name", "name of the call, such as launch")
-
-    type = Text("type_id")
-    name = Text("name_id")
+    name_id, name = string_id("name", "name of the call, such as launch")
 
     tasks: Mapped[list[Task]] = relationship(
         primaryjoin="CannApi.connection_id == foreign(Task.connection_id)",
@@ -59,26 +55,22 @@ class MstxEvent(Interval, RowIdentity, MsprofBase):
 
     __tablename__ = "MSTX_EVENTS"
     __table_args__ = written("--msproftx, if the application sets marks")
-    start_ns: Mapped[int | None] = time_ns("startNs", "the mark, or the start of the range")
-    end_ns: Mapped[int | None] = time_ns("endNs", "the mark, or the end of the range")
-    event_type_id: Mapped[int | None] = enum_id(
+    start_ns = time_ns("startNs", "the mark, or the start of the range")
+    end_ns = time_ns("endNs", "the mark, or the end of the range")
+    event_type_id, event_type = enum_id(
         "eventType", "ENUM_MSTX_EVENT_TYPE", "mark or kind of range"
     )
-    range_id: Mapped[int | None] = column("rangeId", "unused: 4294967295")
-    category: Mapped[int | None] = column("category", "category; 4294967295: none")
-    message_id: Mapped[int | None] = string_id("message", "the application's text")
-    global_tid: Mapped[int | None] = column("globalTid", f"thread at the start: {_GLOBAL_TID}")
-    end_global_tid: Mapped[int | None] = column("endGlobalTid", "thread at the end, like globalTid")
-    domain_id: Mapped[int | None] = string_id("domainId", "name of the domain")
-    connection_id: Mapped[int | None] = column(
+    range_id = column("rangeId", "unused: 4294967295")
+    category = column("category", "category; 4294967295: none")
+    message_id, message = string_id("message", "the application's text")
+    global_tid = column("globalTid", f"thread at the start: {_GLOBAL_TID}")
+    end_global_tid = column("endGlobalTid", "thread at the end, like globalTid")
+    domain_id, domain = string_id("domainId", "name of the domain")
+    connection_id = column(
         "connectionId",
         "TASK.connectionId of its mark on the device, from 4000000001; 4000000000: host only"
         " (4294967295 before 2024-10-31)",
     )
-
-    event_type = Text("event_type_id")
-    message = Text("message_id")
-    domain = Text("domain_id")
 
 
 class OsrtApi(Interval, RowIdentity, MsprofBase):
@@ -86,12 +78,10 @@ class OsrtApi(Interval, RowIdentity, MsprofBase):
 
     __tablename__ = "OSRT_API"
     __table_args__ = written("--host-sys=osrt")
-    name_id: Mapped[int | None] = string_id("name", "name of the call", NUMERIC)
-    global_tid: Mapped[int | None] = column("globalTid", f"thread: {_GLOBAL_TID}", NUMERIC)
-    start_ns: Mapped[int | None] = time_ns("startNs", "start of the call", NUMERIC)
-    end_ns: Mapped[int | None] = time_ns("endNs", "end of the call", NUMERIC)
-
-    name = Text("name_id")
+    name_id, name = string_id("name", "name of the call", NUMERIC)
+    global_tid = column("globalTid", f"thread: {_GLOBAL_TID}", NUMERIC)
+    start_ns = time_ns("startNs", "start of the call", NUMERIC)
+    end_ns = time_ns("endNs", "end of the call", NUMERIC)
 
 
 class CpuUsage(RowIdentity, MsprofBase):
@@ -99,11 +89,9 @@ class CpuUsage(RowIdentity, MsprofBase):
 
     __tablename__ = "CPU_USAGE"
     __table_args__ = written("--host-sys=cpu")
-    timestamp_ns: Mapped[int | None] = time_ns("timestampNs", "the sample", NUMERIC)
-    cpu_id: Mapped[int | None] = column("cpuId", "the CPU", NUMERIC)
-    usage: Mapped[float | None] = column(
-        "usage", "share of the interval in which it was used", NUMERIC, unit=PERCENT
-    )
+    timestamp_ns = time_ns("timestampNs", "the sample", NUMERIC)
+    cpu_id = column("cpuId", "the CPU", NUMERIC)
+    usage = column("usage", "share of the interval in which it was used", NUMERIC, unit=PERCENT)
 
 
 class HostMemoryUsage(RowIdentity, MsprofBase):
@@ -111,10 +99,8 @@ class HostMemoryUsage(RowIdentity, MsprofBase):
 
     __tablename__ = "HOST_MEM_USAGE"
     __table_args__ = written("--host-sys=mem")
-    timestamp_ns: Mapped[int | None] = time_ns("timestampNs", "the sample", NUMERIC)
-    usage: Mapped[float | None] = column(
-        "usage", "share of the host's memory", NUMERIC, unit=PERCENT
-    )
+    timestamp_ns = time_ns("timestampNs", "the sample", NUMERIC)
+    usage = column("usage", "share of the host's memory", NUMERIC, unit=PERCENT)
 
 
 class HostDiskUsage(RowIdentity, MsprofBase):
@@ -122,12 +108,10 @@ class HostDiskUsage(RowIdentity, MsprofBase):
 
     __tablename__ = "HOST_DISK_USAGE"
     __table_args__ = written("--host-sys=disk")
-    timestamp_ns: Mapped[int | None] = time_ns("timestampNs", "the sample", NUMERIC)
-    read_rate: Mapped[float | None] = column("readRate", "read", NUMERIC, unit=BYTES_PER_S)
-    write_rate: Mapped[float | None] = column("writeRate", "written", NUMERIC, unit=BYTES_PER_S)
-    usage: Mapped[float | None] = column(
-        "usage", "share of the time spent waiting for disks", NUMERIC, unit=PERCENT
-    )
+    timestamp_ns = time_ns("timestampNs", "the sample", NUMERIC)
+    read_rate = rate("readRate", "read")
+    write_rate = rate("writeRate", "written")
+    usage = column("usage", "share of the time spent waiting for disks", NUMERIC, unit=PERCENT)
 
 
 class HostNetworkUsage(RowIdentity, MsprofBase):
@@ -135,14 +119,9 @@ class HostNetworkUsage(RowIdentity, MsprofBase):
 
     __tablename__ = "HOST_NETWORK_USAGE"
     __table_args__ = written("--host-sys=network")
-    timestamp_ns: Mapped[int | None] = time_ns("timestampNs", "the sample", NUMERIC)
-    usage: Mapped[float | None] = column(
-        "usage", "share of the cards' bandwidth", NUMERIC, unit=PERCENT
-    )
-    speed: Mapped[float | None] = column("speed", "sent and received", NUMERIC, unit=BYTES_PER_S)
-
-
-_THREAD = "process number in the upper 32 bits, thread number in the lower 32"
+    timestamp_ns = time_ns("timestampNs", "the sample", NUMERIC)
+    usage = column("usage", "share of the cards' bandwidth", NUMERIC, unit=PERCENT)
+    speed = rate("speed", "sent and received")
 
 
 class PytorchApi(RowIdentity, MsprofBase):
@@ -150,28 +129,23 @@ class PytorchApi(RowIdentity, MsprofBase):
 
     __tablename__ = "PYTORCH_API"
     __table_args__ = written("torch_npu's profiler, for host activities")
-    start_ns_text: Mapped[str | None] = time_ns("startNs", "start, as text", TEXT)
-    end_ns_text: Mapped[str | None] = time_ns("endNs", "end, as text", TEXT)
-    global_tid: Mapped[int | None] = column("globalTid", f"thread: {_THREAD}")
-    connection_id: Mapped[int | None] = column(
+    start_ns_text = time_ns("startNs", "start, as text", TEXT)
+    end_ns_text = time_ns("endNs", "end, as text", TEXT)
+    global_tid = column("globalTid", f"thread: {_GLOBAL_TID}")
+    connection_id = column(
         "connectionId", "id of its connections; NULL: none", refers="CONNECTION_IDS.id"
     )
-    name_id: Mapped[int | None] = string_id("name", "name of the operation, such as aten::mm")
-    sequence_number: Mapped[int | None] = column(
+    name_id, name = string_id("name", "name of the operation, such as aten::mm")
+    sequence_number = column(
         "sequenceNumber", "autograd's number, shared by forward and backward; -1 or NULL: none"
     )
-    fwd_thread_id: Mapped[int | None] = column("fwdThreadId", "thread of the forward call")
-    input_dtypes_id: Mapped[int | None] = string_id("inputDtypes", "types of the inputs")
-    input_shapes_id: Mapped[int | None] = string_id("inputShapes", "shapes of the inputs")
-    callchain_id: Mapped[int | None] = column(
+    fwd_thread_id = column("fwdThreadId", "thread of the forward call")
+    input_dtypes_id, input_dtypes = string_id("inputDtypes", "types of the inputs")
+    input_shapes_id, input_shapes = string_id("inputShapes", "shapes of the inputs")
+    callchain_id = column(
         "callchainId", "call stack from which it was called", refers="PYTORCH_CALLCHAINS.id"
     )
-    type_id: Mapped[int | None] = enum_id("type", "ENUM_API_TYPE", "operation, queue step or mark")
-
-    name = Text("name_id")
-    input_dtypes = Text("input_dtypes_id")
-    input_shapes = Text("input_shapes_id")
-    type = Text("type_id")
+    type_id, type = enum_id("type", "ENUM_API_TYPE", "operation, queue step or mark")
 
     frames: Mapped[list[PytorchCallchain]] = relationship(
         primaryjoin="PytorchApi.callchain_id == foreign(PytorchCallchain.id)",
@@ -202,8 +176,8 @@ class PytorchConnection(RowIdentity, MsprofBase):
 
     __tablename__ = "CONNECTION_IDS"
     __table_args__ = written("torch_npu's profiler, for host activities")
-    id: Mapped[int | None] = column("id", "number that PYTORCH_API.connectionId refers to")
-    connection_id: Mapped[int | None] = column(
+    id = column("id", "number that PYTORCH_API.connectionId refers to")
+    connection_id = column(
         "connectionId",
         "shared by connected rows; also in CANN_API.connectionId and TASK.connectionId",
     )
@@ -214,11 +188,9 @@ class PytorchCallchain(RowIdentity, MsprofBase):
 
     __tablename__ = "PYTORCH_CALLCHAINS"
     __table_args__ = written("torch_npu's profiler, with_stack=True")
-    id: Mapped[int | None] = column("id", "number that PYTORCH_API.callchainId refers to")
-    stack_id: Mapped[int | None] = string_id("stack", "the frame: file(line): function")
-    stack_depth: Mapped[int | None] = column("stackDepth", "0 is the innermost frame")
-
-    stack = Text("stack_id")
+    id = column("id", "number that PYTORCH_API.callchainId refers to")
+    stack_id, stack = string_id("stack", "the frame: file(line): function")
+    stack_depth = column("stackDepth", "0 is the innermost frame")
 
 
 class StepTime(Interval, RowIdentity, MsprofBase):
@@ -226,9 +198,9 @@ class StepTime(Interval, RowIdentity, MsprofBase):
 
     __tablename__ = "STEP_TIME"
     __table_args__ = written("torch_npu's profiler, if step() is called")
-    id: Mapped[int | None] = column("id", "number of the step")
-    start_ns: Mapped[int | None] = time_ns("startNs", "its start")
-    end_ns: Mapped[int | None] = time_ns("endNs", "its end")
+    id = column("id", "number of the step")
+    start_ns = time_ns("startNs", "its start")
+    end_ns = time_ns("endNs", "its end")
 
 
 class MemoryRecord(RowIdentity, MsprofBase):
@@ -236,19 +208,13 @@ class MemoryRecord(RowIdentity, MsprofBase):
 
     __tablename__ = "MEMORY_RECORD"
     __table_args__ = written("torch_npu's profiler, profile_memory=True")
-    component_id: Mapped[int | None] = string_id("component", "the allocator, such as PTA or GE")
-    timestamp: Mapped[int | None] = time_ns("timestamp", "time of the change")
-    total_allocated: Mapped[int | None] = column("totalAllocated", "in use by tensors", unit=BYTES)
-    total_reserved: Mapped[int | None] = column(
-        "totalReserved", "reserved from the driver", unit=BYTES
-    )
-    total_active: Mapped[int | None] = column(
-        "totalActive", "in use, or waiting for a stream", unit=BYTES
-    )
-    stream_ptr: Mapped[int | None] = column("streamPtr", "address of the stream")
-    device_id: Mapped[int | None] = column("deviceId", "the device", refers="NPU_INFO.id")
-
-    component = Text("component_id")
+    component_id, component = string_id("component", "the allocator, such as PTA or GE")
+    timestamp = time_ns("timestamp", "time of the change")
+    total_allocated = column("totalAllocated", "in use by tensors", unit=BYTES)
+    total_reserved = column("totalReserved", "reserved from the driver", unit=BYTES)
+    total_active = column("totalActive", "in use, or waiting for a stream", unit=BYTES)
+    stream_ptr = column("streamPtr", "address of the stream")
+    device_id = column("deviceId", "the device", refers="NPU_INFO.id")
 
 
 class OpMemory(RowIdentity, MsprofBase):
@@ -256,41 +222,35 @@ class OpMemory(RowIdentity, MsprofBase):
 
     __tablename__ = "OP_MEMORY"
     __table_args__ = written("torch_npu's profiler, profile_memory=True")
-    name_id: Mapped[int | None] = string_id("name", "the operation that allocated it")
-    size: Mapped[int | None] = column("size", "its size", unit=BYTES)
-    allocation_time: Mapped[int | None] = time_ns("allocationTime", "time of the allocation")
-    release_time: Mapped[int | None] = time_ns(
-        "releaseTime", "time of the release; NULL: never released"
-    )
-    active_release_time: Mapped[int | None] = time_ns(
-        "activeReleaseTime", "time from which no stream needed it"
-    )
-    duration: Mapped[int | None] = column("duration", "time from allocation to release", unit="ns")
-    active_duration: Mapped[int | None] = column(
+    name_id, name = string_id("name", "the operation that allocated it")
+    size = column("size", "its size", unit=BYTES)
+    allocation_time = time_ns("allocationTime", "time of the allocation")
+    release_time = time_ns("releaseTime", "time of the release; NULL: never released")
+    active_release_time = time_ns("activeReleaseTime", "time from which no stream needed it")
+    duration = column("duration", "time from allocation to release", unit="ns")
+    active_duration = column(
         "activeDuration", "time from allocation to the end of its use", unit="ns"
     )
-    allocation_total_allocated: Mapped[int | None] = column(
+    allocation_total_allocated = column(
         "allocationTotalAllocated", "in use by tensors after its allocation", unit=BYTES
     )
-    allocation_total_reserved: Mapped[int | None] = column(
+    allocation_total_reserved = column(
         "allocationTotalReserved", "reserved from the driver after its allocation", unit=BYTES
     )
-    allocation_total_active: Mapped[int | None] = column(
+    allocation_total_active = column(
         "allocationTotalActive", "in use or waiting after its allocation", unit=BYTES
     )
-    release_total_allocated: Mapped[int | None] = column(
+    release_total_allocated = column(
         "releaseTotalAllocated", "in use by tensors after its release", unit=BYTES
     )
-    release_total_reserved: Mapped[int | None] = column(
+    release_total_reserved = column(
         "releaseTotalReserved", "reserved from the driver after its release", unit=BYTES
     )
-    release_total_active: Mapped[int | None] = column(
+    release_total_active = column(
         "releaseTotalActive", "in use or waiting after its release", unit=BYTES
     )
-    stream_ptr: Mapped[int | None] = column("streamPtr", "address of the stream")
-    device_id: Mapped[int | None] = column("deviceId", "the device", refers="NPU_INFO.id")
-
-    name = Text("name_id")
+    stream_ptr = column("streamPtr", "address of the stream")
+    device_id = column("deviceId", "the device", refers="NPU_INFO.id")
 
 
 class GcRecord(Interval, RowIdentity, MsprofBase):
@@ -298,6 +258,6 @@ class GcRecord(Interval, RowIdentity, MsprofBase):
 
     __tablename__ = "GC_RECORD"
     __table_args__ = written("torch_npu's profiler, if garbage collection is recorded")
-    start_ns: Mapped[int | None] = time_ns("startNs", "its start")
-    end_ns: Mapped[int | None] = time_ns("endNs", "its end")
-    global_tid: Mapped[int | None] = column("globalTid", f"thread: {_THREAD}")
+    start_ns = time_ns("startNs", "its start")
+    end_ns = time_ns("endNs", "its end")
+    global_tid = column("globalTid", f"thread: {_GLOBAL_TID}")

@@ -83,21 +83,28 @@ def written(when: str) -> dict[str, Any]:
     return {"info": {"written": when}}
 
 
-def string_id(name: str, doc: str, type_: type[TypeEngine[Any]] = INTEGER) -> MappedColumn[Any]:
-    """Declare a column with ids of STRING_IDS."""
-    return column(name, doc, type_, refers=STRINGS)
+def string_id(
+    name: str, doc: str, type_: type[TypeEngine[Any]] = INTEGER, *, refers: str = STRINGS
+) -> tuple[MappedColumn[Any], Text]:
+    """Declare a column with ids of STRING_IDS, and the attribute with its texts."""
+    return column(name, doc, type_, refers=refers), Text()
 
 
 def enum_id(
     name: str, enum: str, doc: str, type_: type[TypeEngine[Any]] = INTEGER
-) -> MappedColumn[Any]:
-    """Declare a column with ids of the table `enum`."""
-    return column(name, doc, type_, refers=f"{enum}.id")
+) -> tuple[MappedColumn[Any], Text]:
+    """Declare a column with ids of the table `enum`, and the attribute with its texts."""
+    return string_id(name, doc, type_, refers=f"{enum}.id")
 
 
 def time_ns(name: str, doc: str, type_: type[TypeEngine[Any]] = INTEGER) -> MappedColumn[Any]:
     """Declare a column with points in time."""
     return column(name, doc, type_, unit=EPOCH_NS)
+
+
+def rate(name: str, doc: str) -> MappedColumn[Any]:
+    """Declare a column with a transfer rate."""
+    return column(name, doc, NUMERIC, unit=BYTES_PER_S)
 
 
 class Text:
@@ -108,8 +115,8 @@ class Text:
     `select(ComputeTask.name)`, `.where(CannApi.type == "runtime")`.
     """
 
-    def __init__(self, attribute: str) -> None:
-        self._attribute = attribute
+    def __set_name__(self, model: type, name: str) -> None:
+        self._attribute = f"{name}_id"
 
     @overload
     def __get__(self, row: None, model: type[MsprofBase]) -> ColumnElement[str | None]: ...
@@ -191,8 +198,8 @@ class StringId(MsprofBase):
 
     __tablename__ = "STRING_IDS"
     __table_args__ = written(_ALWAYS)
-    id: Mapped[int] = column("id", "number of the text", key=True)
-    value: Mapped[str | None] = column("value", "the text; N/A is an ordinary text", TEXT)
+    id = column("id", "number of the text", key=True)
+    value = column("value", "the text; N/A is an ordinary text", TEXT)
 
 
 class SessionTime(RowIdentity, MsprofBase):
@@ -204,8 +211,8 @@ class SessionTime(RowIdentity, MsprofBase):
 
     __tablename__ = "SESSION_TIME_INFO"
     __table_args__ = written(_ALWAYS)
-    start_time_ns: Mapped[int | None] = time_ns("startTimeNs", "start of the recording")
-    end_time_ns: Mapped[int | None] = time_ns("endTimeNs", "end of the recording")
+    start_time_ns = time_ns("startTimeNs", "start of the recording")
+    end_time_ns = time_ns("endTimeNs", "end of the recording")
 
 
 class Npu(RowIdentity, MsprofBase):
@@ -213,8 +220,8 @@ class Npu(RowIdentity, MsprofBase):
 
     __tablename__ = "NPU_INFO"
     __table_args__ = written(_ALWAYS)
-    id: Mapped[int | None] = column("id", "number of the device on its host; -1: not recorded")
-    name: Mapped[str | None] = column("name", "model of the chip, such as Ascend910B", TEXT)
+    id = column("id", "number of the device on its host; -1: not recorded")
+    name = column("name", "model of the chip, such as Ascend910B", TEXT)
 
 
 class RankDevice(RowIdentity, MsprofBase):
@@ -222,8 +229,8 @@ class RankDevice(RowIdentity, MsprofBase):
 
     __tablename__ = "RANK_DEVICE_MAP"
     __table_args__ = written(f"{_ALWAYS}; msprof writes rank -1, torch_npu the actual rank")
-    rank_id: Mapped[int | None] = column("rankId", "rank in the job; -1: unknown")
-    device_id: Mapped[int | None] = column(
+    rank_id = column("rankId", "rank in the job; -1: unknown")
+    device_id = column(
         "deviceId", "number of the device on its host; -1: not recorded", refers="NPU_INFO.id"
     )
 
@@ -233,10 +240,8 @@ class Host(RowIdentity, MsprofBase):
 
     __tablename__ = "HOST_INFO"
     __table_args__ = written(_ALWAYS)
-    host_uid: Mapped[str | None] = column(
-        "hostUid", "unique number of the machine, as text; 0: unknown", TEXT
-    )
-    host_name: Mapped[str | None] = column("hostName", "network name of the machine", TEXT)
+    host_uid = column("hostUid", "unique number of the machine, as text; 0: unknown", TEXT)
+    host_name = column("hostName", "network name of the machine", TEXT)
 
 
 class MetaData(RowIdentity, MsprofBase):
@@ -248,8 +253,8 @@ class MetaData(RowIdentity, MsprofBase):
 
     __tablename__ = "META_DATA"
     __table_args__ = written(_ALWAYS)
-    name: Mapped[str | None] = column("name", "name of the value", TEXT)
-    value: Mapped[str | None] = column("value", "the value; mappings and lists are JSON", TEXT)
+    name = column("name", "name of the value", TEXT)
+    value = column("value", "the value; mappings and lists are JSON", TEXT)
 
 
 def contents(table: str, revision: str = "latest") -> dict[int, str]:

@@ -9,14 +9,13 @@ from sqlalchemy.orm import Mapped, relationship
 
 from unified_prof.schema.msprof.session import (
     BYTES,
-    BYTES_PER_S,
     NUMERIC,
     Interval,
     MsprofBase,
     RowIdentity,
-    Text,
     column,
     enum_id,
+    rate,
     string_id,
     time_ns,
     written,
@@ -36,25 +35,23 @@ class Task(Interval, RowIdentity, MsprofBase):
     """A task executed by a device: a kernel, a copy, an event, a notify or an mstx mark."""
 
     __tablename__ = "TASK"
-    start_ns: Mapped[int | None] = time_ns("startNs", "start on the device")
-    end_ns: Mapped[int | None] = time_ns("endNs", "end on the device")
-    device_id: Mapped[int | None] = column("deviceId", "the device", refers="NPU_INFO.id")
-    connection_id: Mapped[int | None] = column("connectionId", _CONNECTION)
-    global_task_id: Mapped[int | None] = column(
+    start_ns = time_ns("startNs", "start on the device")
+    end_ns = time_ns("endNs", "end on the device")
+    device_id = column("deviceId", "the device", refers="NPU_INFO.id")
+    connection_id = column("connectionId", _CONNECTION)
+    global_task_id = column(
         "globalTaskId", "number of the task, unique in the file; other tables refer to it"
     )
-    global_pid: Mapped[int | None] = column("globalPid", "process that launched it")
-    task_type_id: Mapped[int | None] = string_id(
+    global_pid = column("globalPid", "process that launched it")
+    task_type_id, task_type = string_id(
         "taskType", "kind of the task on the device, such as KERNEL_AICORE"
     )
-    context_id: Mapped[int | None] = column(
+    context_id = column(
         "contextId", "part of a subgraph or mix task; 4294967295: the task is not divided"
     )
-    stream_id: Mapped[int | None] = column("streamId", "stream it ran in")
-    task_id: Mapped[int | None] = column("taskId", "number in its stream; wraps around")
-    model_id: Mapped[int | None] = column("modelId", "model to which it belongs; 4294967295: none")
-
-    task_type = Text("task_type_id")
+    stream_id = column("streamId", "stream it ran in")
+    task_id = column("taskId", "number in its stream; wraps around")
+    model_id = column("modelId", "model to which it belongs; 4294967295: none")
 
     compute: Mapped[ComputeTask | None] = relationship(
         primaryjoin="foreign(Task.global_task_id) == ComputeTask.global_task_id",
@@ -69,13 +66,11 @@ class Task(Interval, RowIdentity, MsprofBase):
     communication: Mapped[CommunicationTask | None] = relationship(
         primaryjoin="Task.global_task_id == foreign(CommunicationTask.global_task_id)",
         viewonly=True,
-        uselist=False,
         doc="the step of a collective that it executes",
     )
     copy: Mapped[MemcpyInfo | None] = relationship(
         primaryjoin="Task.global_task_id == foreign(MemcpyInfo.global_task_id)",
         viewonly=True,
-        uselist=False,
         doc="the memory copy that it executes",
     )
     pmu: Mapped[list[TaskPmu]] = relationship(
@@ -107,59 +102,43 @@ class ComputeTask(MsprofBase):
 
     __tablename__ = "COMPUTE_TASK_INFO"
     __table_args__ = written("--task-time")
-    name_id: Mapped[int | None] = string_id("name", "name of the operator")
-    global_task_id: Mapped[int] = column("globalTaskId", "the task", refers=_TASK, key=True)
-    block_num: Mapped[int | None] = column(
+    name_id, name = string_id("name", "name of the operator")
+    global_task_id = column("globalTaskId", "the task", refers=_TASK, key=True)
+    block_num = column(
         "blockNum", "number of cores it ran on (block_dim, then blockDim, in older revisions)"
     )
-    mix_block_num: Mapped[int | None] = column(
+    mix_block_num = column(
         "mixBlockNum",
         "number of cores of the second kind that a mix operator ran on (formerly mixBlockDim)",
     )
-    task_type_id: Mapped[int | None] = string_id(
+    task_type_id, task_type = string_id(
         "taskType", "kind of core on the host side, such as AI_CORE"
     )
-    op_type_id: Mapped[int | None] = string_id("opType", "type of the operator, such as MatMul")
-    input_formats_id: Mapped[int | None] = string_id("inputFormats", "formats of the inputs")
-    input_data_types_id: Mapped[int | None] = string_id("inputDataTypes", "types of the inputs")
-    input_shapes_id: Mapped[int | None] = string_id(
+    op_type_id, op_type = string_id("opType", "type of the operator, such as MatMul")
+    input_formats_id, input_formats = string_id("inputFormats", "formats of the inputs")
+    input_data_types_id, input_data_types = string_id("inputDataTypes", "types of the inputs")
+    input_shapes_id, input_shapes = string_id(
         "inputShapes", 'shapes of the inputs in double quotes, such as "8,128;128,64"'
     )
-    output_formats_id: Mapped[int | None] = string_id("outputFormats", "formats of the outputs")
-    output_data_types_id: Mapped[int | None] = string_id("outputDataTypes", "types of the outputs")
-    output_shapes_id: Mapped[int | None] = string_id(
+    output_formats_id, output_formats = string_id("outputFormats", "formats of the outputs")
+    output_data_types_id, output_data_types = string_id("outputDataTypes", "types of the outputs")
+    output_shapes_id, output_shapes = string_id(
         "outputShapes", "shapes of the outputs in double quotes"
     )
-    attr_info_id: Mapped[int | None] = string_id("attrInfo", "attributes of the operator")
-    op_state_id: Mapped[int | None] = string_id("opState", "dynamic or static shapes; N/A: unknown")
-    hf32_eligible_id: Mapped[int | None] = string_id(
+    attr_info_id, attr_info = string_id("attrInfo", "attributes of the operator")
+    op_state_id, op_state = string_id("opState", "dynamic or static shapes; N/A: unknown")
+    hf32_eligible_id, hf32_eligible = string_id(
         "hf32Eligible", "YES: HF32 precision may be used; NO: it may not; N/A: unknown"
     )
-    grid_dim_id: Mapped[int | None] = string_id("gridDim", "grid of a SIMT kernel, x,y,z; or N/A")
-    block_dim_id: Mapped[int | None] = string_id(
+    grid_dim_id, grid_dim = string_id("gridDim", "grid of a SIMT kernel, x,y,z; or N/A")
+    block_dim_id, block_dim = string_id(
         "blockDim",
         "block of a SIMT kernel, x,y,z; or N/A (in older revisions, blockNum had this name)",
     )
 
-    name = Text("name_id")
-    task_type = Text("task_type_id")
-    op_type = Text("op_type_id")
-    input_formats = Text("input_formats_id")
-    input_data_types = Text("input_data_types_id")
-    input_shapes = Text("input_shapes_id")
-    output_formats = Text("output_formats_id")
-    output_data_types = Text("output_data_types_id")
-    output_shapes = Text("output_shapes_id")
-    attr_info = Text("attr_info_id")
-    op_state = Text("op_state_id")
-    hf32_eligible = Text("hf32_eligible_id")
-    grid_dim = Text("grid_dim_id")
-    block_dim = Text("block_dim_id")
-
     task: Mapped[Task | None] = relationship(
         primaryjoin="ComputeTask.global_task_id == foreign(Task.global_task_id)",
         viewonly=True,
-        uselist=False,
         doc="the task with its time, device and stream",
     )
 
@@ -169,19 +148,14 @@ class CommunicationScheduleTask(MsprofBase):
 
     __tablename__ = "COMMUNICATION_SCHEDULE_TASK_INFO"
     __table_args__ = written("--task-time, if collectives are scheduled by AI CPUs")
-    name_id: Mapped[int | None] = string_id("name", "name of the operator")
-    global_task_id: Mapped[int] = column("globalTaskId", "the task", refers=_TASK, key=True)
-    task_type_id: Mapped[int | None] = string_id("taskType", "kind of core on the host side")
-    op_type_id: Mapped[int | None] = string_id("opType", "type of the operator")
-
-    name = Text("name_id")
-    task_type = Text("task_type_id")
-    op_type = Text("op_type_id")
+    name_id, name = string_id("name", "name of the operator")
+    global_task_id = column("globalTaskId", "the task", refers=_TASK, key=True)
+    task_type_id, task_type = string_id("taskType", "kind of core on the host side")
+    op_type_id, op_type = string_id("opType", "type of the operator")
 
     task: Mapped[Task | None] = relationship(
         primaryjoin="CommunicationScheduleTask.global_task_id == foreign(Task.global_task_id)",
         viewonly=True,
-        uselist=False,
         doc="the task with its time, device and stream",
     )
 
@@ -190,53 +164,37 @@ class CommunicationTask(RowIdentity, MsprofBase):
     """A step of a collective: a copy, a reduction or a notify."""
 
     __tablename__ = "COMMUNICATION_TASK_INFO"
-    name_id: Mapped[int | None] = string_id("name", "name of the step")
-    global_task_id: Mapped[int | None] = column("globalTaskId", "the task", refers=_TASK)
-    task_type_id: Mapped[int | None] = string_id("taskType", "kind of the step")
-    plane_id: Mapped[int | None] = column("planeId", "network plane it runs in")
-    group_name_id: Mapped[int | None] = string_id("groupName", "communicator")
-    notify_id: Mapped[int | None] = column(
+    name_id, name = string_id("name", "name of the step")
+    global_task_id = column("globalTaskId", "the task", refers=_TASK)
+    task_type_id, task_type = string_id("taskType", "kind of the step")
+    plane_id = column("planeId", "network plane it runs in")
+    group_name_id, group_name = string_id("groupName", "communicator")
+    notify_id = column(
         "notifyId", "number of the notify; -1: none (9223372036854775807 before 1.1.1_20250123)"
     )
-    rdma_type_id: Mapped[int | None] = enum_id(
+    rdma_type_id, rdma_type = enum_id(
         "rdmaType", "ENUM_HCCL_RDMA_TYPE", "purpose of an RDMA transfer"
     )
-    src_rank: Mapped[int | None] = column("srcRank", "sending rank; 4294967295: none")
-    dst_rank: Mapped[int | None] = column("dstRank", "receiving rank; 4294967295: none")
-    transport_type_id: Mapped[int | None] = enum_id(
+    src_rank = column("srcRank", "sending rank; 4294967295: none")
+    dst_rank = column("dstRank", "receiving rank; 4294967295: none")
+    transport_type_id, transport_type = enum_id(
         "transportType", "ENUM_HCCL_TRANSPORT_TYPE", "engine that transfers the data"
     )
-    size: Mapped[int | None] = column("size", "amount of data", unit=BYTES)
-    data_type_id: Mapped[int | None] = enum_id(
-        "dataType", "ENUM_HCCL_DATA_TYPE", "type of the elements"
-    )
-    link_type_id: Mapped[int | None] = enum_id(
+    size = column("size", "amount of data", unit=BYTES)
+    data_type_id, data_type = enum_id("dataType", "ENUM_HCCL_DATA_TYPE", "type of the elements")
+    link_type_id, link_type = enum_id(
         "linkType", "ENUM_HCCL_LINK_TYPE", "link used for the transfer"
     )
-    op_id: Mapped[int | None] = column("opId", "the collective", refers="COMMUNICATION_OP.opId")
-    is_master: Mapped[int | None] = column(
+    op_id = column("opId", "the collective", refers="COMMUNICATION_OP.opId")
+    is_master = column(
         "isMaster",
         "1: in the main stream of the collective, which determines its times; 0: in another stream",
     )
-    bandwidth: Mapped[float | None] = column(
-        "bandwidth",
-        "rate of the transfer (GB/s * 1024**3 before 2026-05-08)",
-        NUMERIC,
-        unit=BYTES_PER_S,
-    )
-
-    name = Text("name_id")
-    task_type = Text("task_type_id")
-    group_name = Text("group_name_id")
-    rdma_type = Text("rdma_type_id")
-    transport_type = Text("transport_type_id")
-    data_type = Text("data_type_id")
-    link_type = Text("link_type_id")
+    bandwidth = rate("bandwidth", "rate of the transfer (GB/s * 1024**3 before 2026-05-08)")
 
     task: Mapped[Task | None] = relationship(
         primaryjoin="foreign(CommunicationTask.global_task_id) == remote(Task.global_task_id)",
         viewonly=True,
-        uselist=False,
         doc="the task with its time, device and stream",
     )
     op: Mapped[CommunicationOp | None] = relationship(
@@ -256,38 +214,24 @@ class CommunicationOp(Interval, MsprofBase):
 
     __tablename__ = "COMMUNICATION_OP"
     __table_args__ = written("--task-time and --hccl, if there are collectives")
-    op_name_id: Mapped[int | None] = string_id(
+    op_name_id, op_name = string_id(
         "opName", "name of the collective, such as hcom_allReduce__428_0_1"
     )
-    start_ns: Mapped[int | None] = time_ns("startNs", "start of its first main step")
-    end_ns: Mapped[int | None] = time_ns("endNs", "end of its last main step")
-    connection_id: Mapped[int | None] = column(
+    start_ns = time_ns("startNs", "start of its first main step")
+    end_ns = time_ns("endNs", "end of its last main step")
+    connection_id = column(
         "connectionId", "connection id of the host call that launched it; 4294967295: none"
     )
-    group_name_id: Mapped[int | None] = string_id("groupName", "communicator")
-    op_id: Mapped[int] = column("opId", "number of the collective, from 0", key=True)
-    relay: Mapped[int | None] = column("relay", "1: a borrowed link was used; -1: unknown")
-    retry: Mapped[int | None] = column("retry", "1: data was resent; -1: unknown")
-    data_type_id: Mapped[int | None] = enum_id(
-        "dataType", "ENUM_HCCL_DATA_TYPE", "type of the elements"
-    )
-    alg_type_id: Mapped[int | None] = string_id(
-        "algType", "algorithm of each phase, such as HD-MESH"
-    )
-    count: Mapped[int | None] = column("count", "number of elements; -1: unknown", NUMERIC)
-    op_type_id: Mapped[int | None] = string_id(
-        "opType", "type of the collective, such as hcom_broadcast_"
-    )
-    device_id: Mapped[int | None] = column(
-        "deviceId", "the device; -1: not recorded", refers="NPU_INFO.id"
-    )
-    rank_size: Mapped[int | None] = column("rankSize", "ranks in the communicator")
-
-    op_name = Text("op_name_id")
-    group_name = Text("group_name_id")
-    data_type = Text("data_type_id")
-    alg_type = Text("alg_type_id")
-    op_type = Text("op_type_id")
+    group_name_id, group_name = string_id("groupName", "communicator")
+    op_id = column("opId", "number of the collective, from 0", key=True)
+    relay = column("relay", "1: a borrowed link was used; -1: unknown")
+    retry = column("retry", "1: data was resent; -1: unknown")
+    data_type_id, data_type = enum_id("dataType", "ENUM_HCCL_DATA_TYPE", "type of the elements")
+    alg_type_id, alg_type = string_id("algType", "algorithm of each phase, such as HD-MESH")
+    count = column("count", "number of elements; -1: unknown", NUMERIC)
+    op_type_id, op_type = string_id("opType", "type of the collective, such as hcom_broadcast_")
+    device_id = column("deviceId", "the device; -1: not recorded", refers="NPU_INFO.id")
+    rank_size = column("rankSize", "ranks in the communicator")
 
     tasks: Mapped[list[CommunicationTask]] = relationship(
         primaryjoin="CommunicationOp.op_id == foreign(CommunicationTask.op_id)",
@@ -307,11 +251,9 @@ class TaskPmu(RowIdentity, MsprofBase):
 
     __tablename__ = "TASK_PMU_INFO"
     __table_args__ = written("--ai-core with --aic-mode=task-based; --aic-metrics says which")
-    global_task_id: Mapped[int | None] = column("globalTaskId", "the task", refers=_TASK)
-    name_id: Mapped[int | None] = string_id("name", "the counter, such as mac_ratio")
-    value: Mapped[float | None] = column("value", "value of the counter, in its unit", NUMERIC)
-
-    name = Text("name_id")
+    global_task_id = column("globalTaskId", "the task", refers=_TASK)
+    name_id, name = string_id("name", "the counter, such as mac_ratio")
+    value = column("value", "value of the counter, in its unit", NUMERIC)
 
 
 class MemcpyInfo(RowIdentity, MsprofBase):
@@ -319,13 +261,11 @@ class MemcpyInfo(RowIdentity, MsprofBase):
 
     __tablename__ = "MEMCPY_INFO"
     __table_args__ = written("--runtime-api")
-    global_task_id: Mapped[int | None] = column("globalTaskId", "the task", NUMERIC, refers=_TASK)
-    size: Mapped[int | None] = column("size", "amount of data", NUMERIC, unit=BYTES)
-    memcpy_operation_id: Mapped[int | None] = enum_id(
+    global_task_id = column("globalTaskId", "the task", NUMERIC, refers=_TASK)
+    size = column("size", "amount of data", NUMERIC, unit=BYTES)
+    memcpy_operation_id, memcpy_operation = enum_id(
         "memcpyOperation", "ENUM_MEMCPY_OPERATION", "direction of the copy", NUMERIC
     )
-
-    memcpy_operation = Text("memcpy_operation_id")
 
 
 class OverlapInterval(Interval, MsprofBase):
@@ -336,13 +276,11 @@ class OverlapInterval(Interval, MsprofBase):
 
     __tablename__ = "OVERLAP_ANALYSIS"
     __table_args__ = written("derived, if there are compute operators or collectives")
-    id: Mapped[int] = column("id", "number of the interval, from 0", key=True)
-    device_id: Mapped[int | None] = column("deviceId", "the device", refers="NPU_INFO.id")
-    start_ns: Mapped[int | None] = time_ns("startNs", "its start", NUMERIC)
-    end_ns: Mapped[int | None] = time_ns("endNs", "its end", NUMERIC)
-    type_id: Mapped[int | None] = enum_id("type", "ENUM_OVERLAP_ANALYSIS_TYPE", "kind of activity")
-
-    type = Text("type_id")
+    id = column("id", "number of the interval, from 0", key=True)
+    device_id = column("deviceId", "the device", refers="NPU_INFO.id")
+    start_ns = time_ns("startNs", "its start", NUMERIC)
+    end_ns = time_ns("endNs", "its end", NUMERIC)
+    type_id, type = enum_id("type", "ENUM_OVERLAP_ANALYSIS_TYPE", "kind of activity")
 
 
 class DpuTask(Interval, RowIdentity, MsprofBase):
@@ -350,24 +288,17 @@ class DpuTask(Interval, RowIdentity, MsprofBase):
 
     __tablename__ = "DPU_TASK"
     __table_args__ = written("if a DPU was recorded")
-    dpu_device_id: Mapped[int | None] = column("dpuDeviceId", "the DPU")
-    global_tid: Mapped[int | None] = column(
-        "globalTid", "thread id without the process id", NUMERIC
-    )
-    start_ns: Mapped[int | None] = time_ns("startNs", "its start", NUMERIC)
-    end_ns: Mapped[int | None] = time_ns("endNs", "its end", NUMERIC)
-    global_task_id: Mapped[int | None] = column(
+    dpu_device_id = column("dpuDeviceId", "the DPU")
+    global_tid = column("globalTid", "thread id without the process id", NUMERIC)
+    start_ns = time_ns("startNs", "its start", NUMERIC)
+    end_ns = time_ns("endNs", "its end", NUMERIC)
+    global_task_id = column(
         "globalTaskId", "number of the task, unique in the file with those of TASK", NUMERIC
     )
-    stream_id: Mapped[int | None] = column("streamId", "stream it ran in", NUMERIC)
-    task_id: Mapped[int | None] = column("taskId", "number in its stream", NUMERIC)
-    op_name_id: Mapped[int | None] = string_id("opName", "name of the operator", NUMERIC)
-    args_id: Mapped[int | None] = string_id(
-        "args", "JSON mapping with details of the task", NUMERIC
-    )
-
-    op_name = Text("op_name_id")
-    args = Text("args_id")
+    stream_id = column("streamId", "stream it ran in", NUMERIC)
+    task_id = column("taskId", "number in its stream", NUMERIC)
+    op_name_id, op_name = string_id("opName", "name of the operator", NUMERIC)
+    args_id, args = string_id("args", "JSON mapping with details of the task", NUMERIC)
 
 
 class CcuTask(Interval, RowIdentity, MsprofBase):
@@ -375,14 +306,9 @@ class CcuTask(Interval, RowIdentity, MsprofBase):
 
     __tablename__ = "CCU"
     __table_args__ = written("if collective communication units were recorded (Ascend 950)")
-    device_id: Mapped[int | None] = column("deviceId", "the device", NUMERIC, refers="NPU_INFO.id")
-    global_task_id: Mapped[int | None] = column("globalTaskId", "the task", NUMERIC, refers=_TASK)
-    name_id: Mapped[int | None] = string_id("name", "name of the mission", NUMERIC)
-    start_ns: Mapped[int | None] = time_ns("startNs", "its start", NUMERIC)
-    end_ns: Mapped[int | None] = time_ns("endNs", "its end", NUMERIC)
-    args_id: Mapped[int | None] = string_id(
-        "args", "JSON mapping with details of the mission", NUMERIC
-    )
-
-    name = Text("name_id")
-    args = Text("args_id")
+    device_id = column("deviceId", "the device", NUMERIC, refers="NPU_INFO.id")
+    global_task_id = column("globalTaskId", "the task", NUMERIC, refers=_TASK)
+    name_id, name = string_id("name", "name of the mission", NUMERIC)
+    start_ns = time_ns("startNs", "its start", NUMERIC)
+    end_ns = time_ns("endNs", "its end", NUMERIC)
+    args_id, args = string_id("args", "JSON mapping with details of the mission", NUMERIC)
