@@ -1,10 +1,10 @@
-"""Inputs shared by the advice rules for one device: analyzed steps, device tasks, idle time."""
+"""Inputs shared by the advice rules for one device: analyzed time, device tasks, findings."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -20,26 +20,20 @@ from unified_prof.base.columns import API_PYTHON
 from unified_prof.base.text import parsed_fact
 from unified_prof.explain import kernel_classes
 from unified_prof.explain.advice.idle_segments import (
+    COVERED_SHARE,
     EVIDENCE_ROWS,
-    MAX_STEP_MEDIANS,
     MIN_SHARE,
-    MIN_STEPS_WITH_WARM_UP,
-    NO_IDLE,
-    PAUSE_SHARE,
+    AnalyzedTime,
     Flags,
-    IdleSegments,
     describe_run,
     evidence_row,
-    host_bound_masks,
 )
 from unified_prof.explain.schedule.selection import Selection
 from unified_prof.recording import names
 from unified_prof.recording.calls import KERNEL, UNKNOWN
-from unified_prof.recording.device import TimeSlice
-from unified_prof.recording.idle import HOST, LATE_NS, NOT_KNOWN, REASONS, SYNCHRONISING
+from unified_prof.recording.idle import LATE_NS
 from unified_prof.recording.model import Evidence, Finding, Sureness
 from unified_prof.recording.python_frames import ADDRESS
-from unified_prof.recording.recording import Recording
 from unified_prof.recording.source import possible, recorded_facts
 from unified_prof.recording.task_order import ComputedColumn
 
@@ -49,21 +43,13 @@ PARTS = 1_000_000  # Fractions are read from the database as integers in this un
 # The operation of a finding is named if at least this share of so many samples is of it. Longer
 # names are those of kernels.
 _SAMPLES, _MOST, _MAX_NAME = 100, 0.6, 60
-# A function or call is named with a gap if it covers at least this share of it...
-COVERED_SHARE = 0.5
-# ...unless it is so many times longer that it does not explain the gap, as a training loop.
+# A function that is so many times longer than a gap does not explain it, as a training loop.
 MAX_COVER_LENGTHS = 20
 # Shorter gaps are between launches: the function around them does not explain them.
 MIN_NAMED_GAP_NS = 500_000
 
 FRAME = re.compile(r"(?P<file>[^\n]+?)\((?P<line>\d+)\): (?P<name>.+)$")
 _STEP = re.compile(r"ProfilerStep\b")
-# Functions in which a thread waits for others: `queue.py(171): get`, `<built-in method poll ...>`.
-_WAITS = re.compile(
-    r"\b(?:queues?|threading|selectors|socket|connection)\.py\(\d+\): "
-    r"(?:get|wait|select|poll|accept|recv\w*)$"
-    r"|^<built-in (?:method|function) (?:acquire|select|poll|sleep|recv\w*)\b"
-)
 
 
 def is_optimizer_step(name: str) -> bool:
@@ -144,124 +130,13 @@ class Cause:
     outside_ns: float | None = None
 
 
-class DeviceContext:
-    """Inputs of the advice rules for one device (device=None: host-only recording).
-
-    Attributes:
-        analyzed: Indices of the analyzed steps.
-        device_id: Number of the device in the tables; None if the recording has only one.
-        quick: True if only cheap rules run, because the recording is large.
-        claimed: Idle time that the findings so far explain; later rules leave it out.
-    """
-
-    def __init__(self, recording: Recording, device: str | None, *, quick: bool = False) -> None:
-        self.recording = recording
-        self.quick = quick
-        self.device = device
-        self.device_id = None if device is None else recording.device_numbers[device]
-        self.claimed = intervals.EMPTY
-        self.analyzed = analyzed_steps(recording)
+class DeviceContext(AnalyzedTime):
+    """Inputs of the advice rules for one device (device=None: host-only recording)."""
 
     @cached_property
     def explained(self) -> Flags:
         """Mask of the tasks that the findings so far remove; rules add theirs."""
         return np.zeros(len(self.tasks), bool)
-
-    def claim(self, explained: IntervalSet) -> None:
-        """Record that a finding explains the idle time within some intervals."""
-        self.claimed = intervals.union(self.claimed, explained)
-
-    @cached_property
-    def steps(self) -> tuple[int, ...]:
-        """Numbers of the analyzed steps; empty if no steps were recorded."""
-        names = [self.recording.steps[at][0] for at in self.analyzed]
-        return tuple(
-            int(name) if name.isdecimal() else at
-            for at, name in zip(self.analyzed, names, strict=True)
-        )
-
-    @cached_property
-    def windows(self) -> IntervalSet:
-        """Interval of each analyzed step, or the whole window. Intervals may touch."""
-        recording = self.recording
-        if self.analyzed:
-            if self.device is not None:
-                steps = recording.step_windows[self.device]
-                begin, end = steps.start_ns[self.analyzed], steps.end_ns[self.analyzed]
-            else:
-                times = [recording.steps[at][1:] for at in self.analyzed]
-                begin, end = np.array(times, np.int64).T
-            return IntervalSet(begin, end)
-        if self.device is not None:
-            return intervals.subtract(recording.devices[self.device].window, self.pauses)
-        framework = recording.framework
-        if framework is None or not len(framework):
-            return intervals.EMPTY
-        return intervals.hull(
-            intervals.merge(framework.start_ns.to_array(), framework.end_ns.to_array())
-        )
-
-    @cached_property
-    def pauses(self) -> IntervalSet:
-        """Very long steps, or without steps long gaps in which the device had nothing to do.
-
-        Loading, compiling and pauses between phases look like a very slow host. Shorter gaps are
-        pauses if the program waits in a queue or for a socket, as servers do for requests. Input
-        waits and late kernels are not pauses.
-        """
-        if self.analyzed:
-            long = set(range(1, len(self.recording.steps))) - set(self.analyzed)
-            times = [self.recording.steps[at][1:] for at in sorted(long)]
-            return intervals.merge(*np.array(times, np.int64).reshape(-1, 2).T)
-        if self.device is None:
-            return intervals.EMPTY
-        window, waits = self.recording.devices[self.device].window, self._waits_for_work
-        begins, ends = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-        share = 0.0 if len(waits) else PAUSE_SHARE
-        for segments in self.recording.idle_time.long_segments(self.device, share):
-            length = segments.end_ns - segments.start_ns
-            waiting = intervals.covered(waits, segments.start_ns, segments.end_ns)
-            pause = (waiting >= COVERED_SHARE * length) & (length >= LATE_NS)
-            pause |= length > PAUSE_SHARE * window.total_ns
-            pause &= np.isin(segments.reason, (HOST, SYNCHRONISING, NOT_KNOWN))
-            begins.append(segments.start_ns[pause])
-            ends.append(segments.end_ns[pause])
-        gaps = intervals.merge(np.concatenate(begins), np.concatenate(ends))
-        return intervals.intersect(window, gaps)
-
-    @cached_property
-    def _waits_for_work(self) -> IntervalSet:
-        """Time in which a thread that launches tasks waits in functions of the standard library."""
-        recording = self.recording
-        if self.quick:
-            return intervals.EMPTY
-        frames, calls = recording.python_calls, recording.host_calls
-        launching = calls.launching(recording.work.connection.to_array())
-        threads = np.unique(calls.thread[launching[launching >= 0]])
-        waits = np.array([bool(_WAITS.search(text)) for text in frames.texts] or [False])
-        rows = np.flatnonzero(waits[frames.name] & np.isin(frames.thread, threads))
-        return intervals.merge(frames.start_ns[rows], frames.end_ns[rows])
-
-    @cached_property
-    def window(self) -> IntervalSet:
-        """Union of the analyzed intervals."""
-        return intervals.merge(self.windows.start_ns, self.windows.end_ns)
-
-    @cached_property
-    def analyzed_ns(self) -> int:
-        """Length of the analyzed time."""
-        return self.window.total_ns
-
-    @property
-    def step_count(self) -> int:
-        """Number of steps by which costs are divided."""
-        return max(len(self.analyzed), 1)
-
-    @cached_property
-    def host_window(self) -> IntervalSet:
-        """Union of the analyzed steps on the host, which may be ahead of the device."""
-        times = [self.recording.steps[at][1:] for at in self.analyzed]
-        return intervals.merge(*np.array(times, np.int64).T) if times else self.window
 
     @cached_property
     def collections(self) -> IntervalSet:
@@ -272,114 +147,6 @@ class DeviceContext:
         start, length = table["start"], table["duration"]
         long = possible(start, length) & (length >= LATE_NS)
         return intervals.merge(start[long], (start + length)[long])
-
-    def share(self, time_ns: float) -> float:
-        """Return a time as a share of the analyzed time."""
-        return time_ns / self.analyzed_ns if self.analyzed_ns else 0.0
-
-    def clip(self, start_ns: Ints, end_ns: Ints) -> IntervalSet:
-        """Return the union of intervals within the analyzed time."""
-        return intervals.intersect(intervals.merge(start_ns, end_ns), self.window)
-
-    def is_analyzed(self, at_ns: Ints) -> Flags:
-        """Return a mask of the timestamps within the analyzed time."""
-        return intervals.holding(self.window, at_ns) >= 0
-
-    @cached_property
-    def compute(self) -> IntervalSet:
-        """Intervals in which kernels ran, within the analyzed time."""
-        assert self.device is not None
-        return intervals.intersect(self.recording.devices[self.device].compute, self.window)
-
-    @cached_property
-    def compute_ns(self) -> int:
-        """Time in which kernels ran, within the analyzed time."""
-        return self._time_in(self.window, lambda time_slice: time_slice.compute)
-
-    @cached_property
-    def idle_ns(self) -> int:
-        """Idle time of the device within the analyzed time; without a device, all of it."""
-        return self.idle_in(self.window)
-
-    def idle_in(self, selected: IntervalSet) -> int:
-        """Return the idle time of the device in a part of the analyzed time."""
-        if self.device is None:
-            return selected.total_ns
-        return selected.total_ns - self._time_in(selected, lambda time_slice: time_slice.busy)
-
-    def _time_in(self, selected: IntervalSet, part_of: Callable[[TimeSlice], IntervalSet]) -> int:
-        """Return the length of a part of the device's time in some intervals, slice by slice."""
-        assert self.device is not None
-        return sum(
-            intervals.intersect(
-                part_of(one), intervals.part(selected, one.begin_ns, one.until_ns)
-            ).total_ns
-            for one in self.recording.devices[self.device].time_slices()
-        )
-
-    def idle_windows(self) -> Iterator[IdleSegments]:
-        """Yield the idle time by reason in windows, at least one.
-
-        All segments of one gap are in the same window.
-        """
-        assert self.device is not None
-        pending = NO_IDLE
-        for segments in self.recording.idle_time.parts(self.device):
-            start, end, row, _ = intervals.overlaps(
-                IntervalSet(segments.start_ns, segments.end_ns), self.window
-            )
-            task, sync = segments.next_task[row], segments.sync[row]
-            parts = [pending, IdleSegments(start, end, segments.reason[row], task, sync)]
-            idle = IdleSegments.concatenate(parts)
-            cut = len(idle.task)
-            if cut and idle.task[-1] >= 0:
-                others = np.flatnonzero(idle.task != idle.task[-1])
-                cut = int(others[-1]) + 1 if len(others) else 0
-            yield idle.take(slice(0, cut))
-            pending = idle.take(slice(cut, None))
-        yield pending
-
-    @cached_property
-    def sync_idle(self) -> IdleSegments:
-        """Idle time caused by synchronizations."""
-        return self.idle_where(lambda idle: idle.reason == SYNCHRONISING)
-
-    def host_bound_windows(self) -> Iterator[tuple[IdleSegments, Flags]]:
-        """Yield `idle_windows`, each with a mask of its host-bound time.
-
-        That is the time until the launch of the next task, plus the latency of a launch to an idle
-        device: a host that is one launch ahead hides both.
-        """
-        yield from zip(self.idle_windows(), self._host_bound, strict=True)
-
-    @cached_property
-    def _host_bound(self) -> list[Flags]:
-        windows = self.recording.work.in_time(self.device_id)
-        starts = (rows.start_ns[self.is_analyzed(rows.start_ns)] for rows in windows)
-        return list(host_bound_masks(self.recording, self.idle_windows, starts))
-
-    def idle_where(self, condition: Callable[[IdleSegments], Flags]) -> IdleSegments:
-        """Return the idle segments for which a condition on windows holds."""
-        parts = [idle.take(condition(idle)) for idle in self.idle_windows()]
-        return IdleSegments.concatenate(parts)
-
-    @cached_property
-    def idle(self) -> IdleSegments:
-        """All idle segments at once; large for long recordings, unlike `idle_windows`."""
-        return self.idle_where(lambda idle: np.ones(len(idle.reason), bool))
-
-    def max_idle_ns(self, *reasons: int) -> int:
-        """Return an upper bound of the idle time for some reasons, cheaper than `idle`."""
-        return int(self._idle_by_reason[list(reasons)].sum())
-
-    @cached_property
-    def _idle_by_reason(self) -> Ints:
-        """Idle time by reason, analyzed or not."""
-        assert self.device is not None
-        sums = np.zeros(len(REASONS), np.int64)
-        for segments in self.recording.idle_time.parts(self.device):
-            np.add.at(sums, segments.reason, segments.end_ns - segments.start_ns)
-        return sums
 
     @cached_property
     def tasks(self) -> DeviceTasks:
@@ -682,30 +449,6 @@ class DeviceContext:
         return self.finding(
             float(time_ns.sum()), text, change=self.saving(rows, lost_ns), **details
         )
-
-
-def analyzed_steps(recording: Recording) -> list[int]:
-    """Return the steps to analyze: not the first of several, and no extremely long ones.
-
-    A step may be long on the host because it waits for several batches, or for the device.
-    """
-    _, begin, end = zip(*recording.steps, strict=True) if recording.steps else ((), (), ())
-    begin_ns, end_ns = np.array(begin, np.int64), np.array(end, np.int64)
-    length = end_ns - begin_ns
-    kept, several = length > 0, len(length) >= MIN_STEPS_WITH_WARM_UP
-    if several and not (usual := _usual_steps(length)).all():
-        host = recording.idle_time.host
-        waits = intervals.union(host.input, host.blocked)
-        on_device = np.array(recording.step_lengths_ns, np.int64)
-        work = length - intervals.covered(waits, begin_ns, end_ns)
-        kept &= usual | (_usual_steps(work) & _usual_steps(on_device))
-    analyzed: list[int] = np.flatnonzero(kept).tolist()
-    return analyzed[1:] if several and kept[0] else analyzed
-
-
-def _usual_steps(length: Ints) -> Flags:
-    """Return a mask of the steps of at most three medians."""
-    return np.asarray(length <= MAX_STEP_MEDIANS * float(np.median(length[1:])))
 
 
 def matrix_kernels(context: DeviceContext) -> Flags:

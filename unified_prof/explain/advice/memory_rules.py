@@ -12,8 +12,9 @@ from unified_prof.arrays import intervals
 from unified_prof.arrays.grouping import Frame, Ints
 from unified_prof.arrays.intervals import IntervalSet
 from unified_prof.arrays.packed import codes
-from unified_prof.explain.advice.device_context import COVERED_SHARE, FRAME, Cause, DeviceContext
+from unified_prof.explain.advice.device_context import FRAME, Cause, DeviceContext
 from unified_prof.explain.advice.idle_segments import (
+    COVERED_SHARE,
     EVIDENCE_ROWS,
     LESS_COLLECTION,
     Flags,

@@ -17,11 +17,11 @@ from unified_prof.arrays import intervals
 from unified_prof.arrays.intervals import EMPTY
 from unified_prof.explain.advice import (
     communication_rules,
-    host_only,
     host_rules,
     kernel_rules,
     memory_rules,
     npu_rules,
+    optimizer_rules,
     tracked_operations,
     wait_rules,
 )
@@ -122,7 +122,7 @@ def operations_of_steps(context: DeviceContext) -> Iterator[Cause]:
     """Find costly operations, chains, gaps and loops in recordings without a device."""
     rules = tracked_operations
     anywhere = (rules.unfused_chains, rules.costly_operations, rules.time_between_operations)
-    yield from host_only.evaluate(context, anywhere, in_steps=(rules.loops,))
+    yield from host_rules.evaluate_tracked(context, anywhere, in_steps=(rules.loops,))
 
 
 _COLLECTIVES = both(device, tables("COMMUNICATION_OP", why="no collectives recorded"))
@@ -151,13 +151,14 @@ RULES: tuple[Rule, ...] = (
     Rule(host_rules.costly_operations, both(device, framework)),
     Rule(wait_rules.blocking_launches, loop),
     Rule(wait_rules.synchronising_calls, loop),
-    Rule(kernel_rules.unfused_optimizer, framework),
+    Rule(optimizer_rules.unfused_optimizer, framework),
     Rule(host_rules.host_bound, launches, cheap=True),
     Rule(host_rules.unrecorded_work, host, cheap=True),
     Rule(host_rules.late_work, host, cheap=True),
     Rule(communication_rules.small_buckets, _COLLECTIVES, cheap=True),
     Rule(communication_rules.exposed_communication, _COLLECTIVES, cheap=True),
     Rule(wait_rules.exposed_copies),
+    Rule(optimizer_rules.dense_embedding),
     Rule(kernel_rules.casts_and_copies),
     Rule(kernel_rules.fills),
     Rule(kernel_rules.format_conversions),
