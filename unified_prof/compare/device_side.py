@@ -9,15 +9,17 @@ from typing import Any, Final
 
 import numpy as np
 
+from unified_prof.base.text import NS_PER_MS
 from unified_prof.compare.confidence import Sample
 from unified_prof.compare.device_leaves import Leaves, Naming, merge_leaves, read_leaves
+from unified_prof.explain.advice import registry
 from unified_prof.explain.roofline import peaks
 from unified_prof.explain.roofline.peaks import Device, known_devices
 from unified_prof.recording import counters
 from unified_prof.recording import source as provenance
 from unified_prof.recording.calls import Labels
 from unified_prof.recording.idle import REASONS
-from unified_prof.recording.model import DeviceTime
+from unified_prof.recording.model import Advice, DeviceTime, Finding
 from unified_prof.recording.recording import Recording
 from unified_prof.recording.source import NOTHING_KNOWN
 
@@ -64,6 +66,9 @@ class Side:
     facts: Mapping[str, str]  # Provenance of the first recording.
     # Peak memory of each recording that has it.
     peak_bytes: tuple[int, ...]
+    # Cost per step of each kind of finding (mean of the recordings), and the finding itself.
+    findings: Mapping[str, tuple[float, Finding]]
+    judged: frozenset[str]  # Kinds of findings whose rules could be evaluated in all recordings.
     remarks: tuple[str, ...] = ()
 
     @property
@@ -83,6 +88,12 @@ class Side:
             and np.array_equal(self.step_ns.values, other.step_ns.values)
             and self.leaves.same_figures(other.leaves)
         )
+
+    def finding_ns(self, kind: str) -> float | None:
+        """Return the cost of a kind of finding per step; None if its rule lacks data."""
+        if kind in self.findings:
+            return self.findings[kind][0]
+        return 0.0 if kind in self.judged else None
 
     def per_share(self, total_ns: float) -> float:
         """Return a total divided by the number of steps and devices."""
@@ -121,8 +132,24 @@ def read(label: str, recordings: Sequence[Recording], labels: Labels, naming: Na
             [time for part in parts for time in part.step_ns], [len(part.step_ns) for part in parts]
         ),
         peak_bytes=tuple(part.peak_bytes for part in parts if part.peak_bytes is not None),
+        findings=_mean_costs([part.advice for part in parts]),
+        judged=frozenset.intersection(*(_judged(part.advice) for part in parts)),
         remarks=(*remarks, *(f"{label}: {remark}" for part in parts for remark in part.remarks)),
     )
+
+
+def _mean_costs(recorded: Sequence[Advice]) -> dict[str, tuple[float, Finding]]:
+    """Return the mean cost of each kind of finding in ns per step, and its costliest finding."""
+    found = [finding for advice in recorded for finding in advice.findings]
+    result: dict[str, tuple[float, Finding]] = {}
+    for one in sorted(found, key=lambda finding: -finding.cost_ms_per_step):
+        cost, finding = result.get(one.kind, (0.0, one))
+        result[one.kind] = cost + one.cost_ms_per_step * NS_PER_MS / len(recorded), finding
+    return result
+
+
+def _judged(advice: Advice) -> frozenset[str]:
+    return frozenset((*advice.judged, *(finding.kind for finding in advice.findings)))
 
 
 def has_framework(recordings: Sequence[Recording]) -> bool:
@@ -157,6 +184,7 @@ class _Part:
     limits: Device | None
     outside_ns: int
     peak_bytes: int | None
+    advice: Advice
     remarks: Sequence[str]
 
 
@@ -178,6 +206,7 @@ def _part(whole: Recording, labels: Labels, naming: Naming) -> _Part:
         limits=_common_device(list(known)) or _common_device([peaks.find(name) for name in names]),
         outside_ns=outside,
         peak_bytes=counters.peak_memory(recording.source, recording.strings),
+        advice=registry.advise(recording, quick=True),
         remarks=[
             f"{anomaly.detail} ({anomaly.count} times)"
             for anomaly in recording.findings.anomalies()

@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 
@@ -26,11 +26,10 @@ from unified_prof.base.display import Displayed
 from unified_prof.compare.device_leaves import Leaves, distinct
 from unified_prof.compare.device_side import Side
 from unified_prof.compare.statistics import Comparison
-from unified_prof.explain.kernel_classes import (
-    CLASSES,
-)
+from unified_prof.explain.kernel_classes import CLASSES
 from unified_prof.explain.roofline.peaks import Peak
 from unified_prof.recording.calls import UNKNOWN, Labels
+from unified_prof.recording.model import Finding
 from unified_prof.recording.names import (
     ATTENTION,
     COLLECTIVES,
@@ -427,6 +426,26 @@ def _kind_of_module(path: str) -> str:
     return _INSTANCE.sub("", _INDEX.sub(".*", path))
 
 
+class FindingChange(NamedTuple):
+    """A kind of finding whose cost differs.
+
+    Costs are ns per step: 0 on a side without the finding, None if its rule lacks data there.
+    """
+
+    finding: Finding  # That of the side with the higher cost.
+    base_ns: float | None
+    new_ns: float | None
+
+    @property
+    def change_ns(self) -> float:
+        """Change of the cost; a side without a cost counts as 0."""
+        return (self.new_ns or 0.0) - (self.base_ns or 0.0)
+
+
+# Minimum change of a finding's cost, and of a row that counts as changed, as shares of the step.
+MIN_FINDING_CHANGE, MIN_ROW_CHANGE = 0.01, 0.001
+
+
 @dataclass(frozen=True, eq=False)
 class DeviceDifference(Displayed):
     """Comparison of two device recordings.
@@ -451,6 +470,25 @@ class DeviceDifference(Displayed):
     def allowed(self) -> Mapping[str, Allowed]:
         """Limiting peak of each task class, if both device models and their peaks are known."""
         return {} if self.same_devices or self.identical else self.tables.allowed()
+
+    @cached_property
+    def findings(self) -> tuple[FindingChange, ...]:
+        """Kinds of findings whose cost changed, largest change first."""
+        if (self.base.steps is None) != (self.new.steps is None):
+            return ()
+        changes = []
+        for kind in sorted({*self.base.findings, *self.new.findings}):
+            costs = [side.finding_ns(kind) for side in (self.base, self.new)]
+            side = self.base if (costs[0] or 0.0) > (costs[1] or 0.0) else self.new
+            change = FindingChange(side.findings[kind][1], *costs)
+            if abs(change.change_ns) >= MIN_FINDING_CHANGE * self.longest_ns:
+                changes.append(change)
+        return tuple(sorted(changes, key=lambda one: -abs(one.change_ns)))
+
+    @property
+    def longest_ns(self) -> float:
+        """Time of one step of the slower side, ns."""
+        return max(side.per_share(side.window_ns) for side in (self.base, self.new))
 
     @cached_property
     def classes(self) -> tuple[Line, ...]:

@@ -264,6 +264,13 @@ _DEVICES = _shape(
     {Literal["devices"]: "compared", bool: "same_devices"},
     doc=_output_of("diff --json, of device recordings"),
     sides={Literal["base", "new"]: _SIDE},
+    findings=[
+        _shape(
+            "FindingChange",
+            {str: "kind text advice", float: "delta_ns", _FLOAT: "base_ns new_ns"},
+            doc="A kind of finding whose cost per step changed.",
+        )
+    ],
     parts=[_PART],
     breakdowns={str: [_ROW]},
 )

@@ -7,11 +7,19 @@ from typing import Any, Final
 
 from unified_prof.compare.comparable import PEAK
 from unified_prof.compare.device_side import PARTS, UNKNOWN_DEVICE, Side
-from unified_prof.compare.device_tables import Allowed, Amount, DeviceDifference, Line
+from unified_prof.compare.device_tables import (
+    MIN_ROW_CHANGE,
+    Allowed,
+    Amount,
+    DeviceDifference,
+    FindingChange,
+    Line,
+)
 from unified_prof.explain.roofline.peaks import Peak
 from unified_prof.recording.idle import IN_WORDS
 from unified_prof.report import names
 from unified_prof.report.document import Column, name_column
+from unified_prof.report.finding_lines import finding_summary
 from unified_prof.report.formats import DeviceRequest
 from unified_prof.report.operation_difference import IDENTICAL_SIDES, comparison_text, format_signed
 
@@ -19,6 +27,7 @@ NONE: Final = "-"
 
 _LARGE_RATIO: Final = 100  # Ratios from here on are shown without decimals.
 _SMALL_RATIO: Final = 0.01  # Ratios below this are shown as `<0.01`.
+_MAX_FINDINGS: Final = 3  # Changed findings above the tables.
 
 
 def device_title(found: DeviceDifference) -> str:
@@ -49,7 +58,23 @@ def device_headline(found: DeviceDifference) -> list[tuple[str, str]]:
                 base, new = comparison.base_median, comparison.new_median
                 said = f"{names.format_size(base)} -> {names.format_size(new)}"
             lines.append((metric if is_size else "median step", said))
+    lines += [finding_change(found, change) for change in found.findings[:_MAX_FINDINGS]]
     return lines
+
+
+def finding_change(found: DeviceDifference, change: FindingChange) -> tuple[str, str]:
+    """Return the outcome of a finding whose cost changed, and its costs and cause."""
+    before, after = (
+        "unknown" if cost is None else names.format_duration(cost)
+        for cost in (change.base_ns, change.new_ns)
+    )
+    label, costs = "finding", f"{before} -> {after}"
+    if change.base_ns == 0:
+        label, costs = "new finding", after
+    elif change.new_ns == 0:
+        label, costs = "no longer found", before
+    per = "/step" if found.new.steps else ""
+    return label, f"{costs}{per}  {names.neutral(finding_summary(change.finding))}"
 
 
 def device_verdict(found: DeviceDifference) -> str:
@@ -60,6 +85,9 @@ def device_verdict(found: DeviceDifference) -> str:
     text = f"The {unit(found)} takes {names.format_duration(after)}"
     if before:
         text += f" instead of {names.format_duration(before)} ({ratio_text(after / before)})"
+    if found.findings:
+        label, change = finding_change(found, found.findings[0])
+        return f"{text}; {label}: {change}."
     row = max(found.classes, key=lambda row: abs(found.change_ns(row)), default=None)
     if row is None or not found.change_ns(row):
         return f"{text}."
@@ -202,20 +230,27 @@ def _sections(
     found: DeviceDifference, rows: Sequence[Line], *, everything: bool
 ) -> list[tuple[str, list[Line]]]:
     """Return rows by outcome, largest change first."""
-    both = [row for row in rows if row.side == "both"]
-    same = [row for row in both if found.change_ns(row) == 0]
+    changed = _changed(found, rows, everything=False)
+    both = [row for row in changed if row.side == "both"]
     return [
         ("Slower in new", [row for row in both if found.change_ns(row) > 0]),
-        ("Faster in new", [row for row in both if found.change_ns(row) < 0][::-1]),
-        ("Only in new", [row for row in rows if row.side == "new"]),
-        ("Only in base", [row for row in rows if row.side == "base"][::-1]),
-        ("Unchanged", same if everything else []),
+        ("Faster in new", [row for row in both if found.change_ns(row) < 0]),
+        ("Only in new", [row for row in changed if row.side == "new"]),
+        ("Only in base", [row for row in changed if row.side == "base"]),
+        ("Unchanged", [row for row in rows if row not in changed] if everything else []),
     ]
 
 
 def _changed(found: DeviceDifference, rows: Sequence[Line], *, everything: bool) -> list[Line]:
+    """Return the rows that changed, largest change first; with `everything`, all rows.
+
+    Rows of one side are changes even if they are short: their calls may make the device wait.
+    """
+    limit_ns = MIN_ROW_CHANGE * found.longest_ns
     ordered = sorted(rows, key=lambda row: -abs(found.change_ns(row)))
-    return [row for row in ordered if everything or found.change_ns(row) != 0]
+    if everything:
+        return ordered
+    return [row for row in ordered if row.side != "both" or abs(found.change_ns(row)) >= limit_ns]
 
 
 def _limit_rows(

@@ -65,6 +65,17 @@ def device_fields(found: DeviceDifference) -> dict[str, Any]:
             "slower_ns": slower,
             "faster_ns": faster,
         },
+        "findings": [
+            {
+                "kind": change.finding.kind,
+                "base_ns": change.base_ns,
+                "new_ns": change.new_ns,
+                "delta_ns": change.change_ns,
+                "text": change.finding.text,
+                "advice": change.finding.advice,
+            }
+            for change in found.findings
+        ],
         "parts": [_part_fields(found, name) for name in PARTS],
         "breakdowns": {
             by: [_row_fields(found, row) for row in lines] for by, lines in rows.items()
