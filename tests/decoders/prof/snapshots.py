@@ -67,10 +67,10 @@ def database_text(recording: Path) -> str:
         with ReportWriter(path, revision="latest") as report:
             decode_recording(ProfDirectory(recording), report)
         with closing(sqlite3.connect(path)) as database:
-            return _dump(database).replace(str(recording), "PROF")
+            return rows_text(database).replace(str(recording), "PROF")
 
 
-def _dump(database: sqlite3.Connection) -> str:
+def rows_text(database: sqlite3.Connection) -> str:
     names = [
         name
         for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")

@@ -1,0 +1,262 @@
+"""Outputs of commands on small generated recordings, as text in `tests/data/goldens`.
+
+Each text is a list of commands, which run in one directory, and their outputs. After an intended
+change, `python -m tests.goldens [NAME...]` runs the commands again and rewrites the outputs. `dump`
+shows the rows of a database.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import sqlite3
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.analysis.builders import Device, memory_report, run_time_report, training_step
+from tests.cli.test_compare import write_run
+from tests.cli.test_report import uprof
+from tests.cluster.simulated_run import Plan, simulate, write_database
+from tests.decoders.ascend_pt.test_damaged import all_kinds
+from tests.decoders.ascend_text import builders as text_export
+from tests.decoders.memory_snapshot import builders as snapshot
+from tests.decoders.nsys import builders as nsys
+from tests.decoders.prof import snapshots
+from tests.decoders.rocm import builders as rocm
+from tests.migrate.databases import make_msmonitor
+from tests.simulated.machine import Machine, Settings
+from tests.simulated.models import Model, run_step
+from unified_prof.version import VERSION
+
+FOLDER = Path(__file__).parent / "data" / "goldens"
+VARIABLES = {
+    "COLUMNS": "160",
+    "XDG_CACHE_HOME": "cache",
+    "XDG_STATE_HOME": "state",
+    "UPROF_GATE_NOISE": "1%",
+    "GITHUB_STEP_SUMMARY": "",
+}
+COMMAND = "$ uprof "
+WIDTH = 320  # JSON values that fit are on one line.
+OF_RULES = ("judged", "not_judged")
+VARYING = (
+    (r"\((\d+) rules\)", "(N rules)"),
+    (r"\nskipped: .*", ""),
+    (r"\n  CPU time .*", ""),
+    (r"(cpu_seconds: ).*", r"\1SECONDS"),
+    (r"_20\d{12}\.", "_TIME."),
+    (r"\b(\d{5})-[0-9a-f]{20}-", r"\1-HASH-"),
+)
+
+
+def skyline() -> None:
+    """Write the reports of two runs, the second with a slower line, and of modules."""
+    write_run(Path("base"), parts_ms={"data": 0.5})
+    write_run(Path("new"), slow_line=1.5, seed=1, parts_ms={"data": 0.75})
+    Path("modules").mkdir()
+    paths = [("encoder.layers.0", "Linear"), ("encoder", "Encoder"), ("head", "Linear")]
+    run_time_report(
+        Path("modules/run_time.sqlite"),
+        modules=paths,
+        facts={"torch": "2.0"},
+        anomalies=[("iterations_unmatched", 2, "iteration 3 has 2 operations instead of 3")],
+    )
+    memory_report(
+        Path("modules/memory.sqlite"),
+        modules={"weight": paths[:2], "activation": paths[:1]},
+    )
+
+
+def msprof() -> None:
+    """Write a database of one training step, and one of six steps."""
+    training_step(Path("step.db"))
+    with Device(Path("run.db")) as device:
+        for step in range(6):
+            begin = 100_000 * step
+            device.step(step, begin, begin + 95_000)
+            for number in range(5):
+                at, connection = begin + 10_000 * number, 10 * step + number
+                inputs = ("1024,1024;1024,1024", "float;float")
+                device.call(at, at + 3_000, "aten::mul", inputs=inputs)
+                device.runtime(at + 1_000, at + 2_000, "launch", connection)
+                end, kernel = at + 9_000 + 500 * number, ("mul_kernel", "Mul")
+                device.task(at + 8_000, end, connection=connection, kernel=kernel)
+            device.task(begin + 60_000, begin + 70_000, "MEMCPY_ASYNC", copy=1 << 20)
+            device.collective(
+                begin + 70_000, begin + 80_000, "hcom_allReduce__1", "hcom_allReduce_"
+            )
+            device.memory(begin, "PTA", 1 << 30)
+            device.memory(begin + 50_000, "PTA", 3 << 29)
+
+
+def simulated(path: str, faults: str = "", run: Mapping[str, Any] = {}, **model: Any) -> None:
+    """Write the trace of six steps of a small program."""
+    small = {"layers": 2, "width": 256, "tokens": 512, "vocabulary": 1024, **model}
+    machine = Machine(Settings(**{"batch_us": 300.0, **run}))
+    for number in range(8):
+        if number == 2:
+            machine.begin_recording()
+        with machine.step(number):
+            run_step(machine, Model(**small), {"middle": faults})
+    machine.write(Path(path))
+
+
+def kineto() -> None:
+    """Write traces of a program without and with faults."""
+    simulated("base.json")
+    faults: dict[str, Any] = {
+        "input_copy": "pageable",
+        "input_bytes": 1 << 24,
+        "casts": 1,
+        "dtype": "fp32",
+    }
+    simulated("faulty.json", "item", optimizer="loop", **faults)
+
+
+def ddp() -> None:
+    """Write the trace of a rank whose all-reduces are at the end."""
+    simulated("rank0.json", run={"ranks": 8, "late_us": 100.0}, reduction="at end")
+
+
+def cluster() -> None:
+    """Write the databases of four ranks, and of four of which one is slow and one starts late."""
+    for name, plan in (
+        ("base", Plan(tp=2, dp=2, pp=1, steps=6, per_host=2)),
+        ("slow", Plan(tp=2, dp=2, pp=1, steps=6, per_host=2, slow={3: 1.4}, late={0: 400_000})),
+    ):
+        Path(name).mkdir()
+        run = simulate(plan)
+        for rank in range(4):
+            write_database(run, rank, Path(name, f"rank{rank}.db"))
+
+
+def ascend_pt() -> None:
+    """Write a recording of torch_npu with the recording of its device."""
+    folder = all_kinds().write(Path("host_7_20260101000000000_ascend_pt"), rank=0)
+    snapshots.unpack("stars", folder)
+
+
+def prof() -> None:
+    """Unpack two recordings of an NPU."""
+    for number, name in enumerate(("stars", "counters_v1")):
+        snapshots.unpack(name, Path()).rename(f"PROF_{number}")
+
+
+RECORDINGS: dict[str, Callable[[], Any]] = {
+    "skyline": skyline,
+    "msprof": msprof,
+    "kineto": kineto,
+    "ddp": ddp,
+    "nsys": lambda: nsys.write(Path("run.sqlite"), nsys.small()),
+    "rocm": lambda: rocm.write(Path("run.db"), rocm.small()),
+    "memory_snapshot": lambda: snapshot.write(Path("run.json"), snapshot.small()),
+    "ascend_text": lambda: text_export.write(Path("host_8_20260101000000000_ascend_pt")),
+    "ascend_pt": ascend_pt,
+    "prof": prof,
+    "cluster": cluster,
+    "migrate": lambda: make_msmonitor(Path("msmonitor_1_20260101000000000_0.db")),
+}
+
+
+def golden(name: str) -> str:
+    """Return the stored text."""
+    return (FOLDER / f"{name}.txt").read_text(encoding="utf-8")
+
+
+def transcript(name: str, folder: Path) -> str:
+    """Return the commands of a text with their outputs in an empty directory."""
+    lines = golden(name).splitlines()
+    commands = [line.removeprefix(COMMAND) for line in lines if line.startswith(COMMAND)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for variable, value in VARIABLES.items():
+            patch.setenv(variable, value)
+        RECORDINGS[name]()
+        outputs = (f"{COMMAND}{words}\n{output_of(words.split())}\n" for words in commands)
+        return "".join(without_repetitions(clean(output, folder) for output in outputs))
+
+
+def output_of(words: list[str]) -> str:
+    """Return the exit code, messages, output and files of a command."""
+    if words[0] == "dump":
+        with closing(sqlite3.connect(words[1])) as db:
+            return snapshots.rows_text(db)
+    done = uprof(*words)
+    code = f"exit code {done.returncode}\n" if done.returncode else ""
+    parts = [code, done.stderr, readable(done.stdout)]
+    if words[0] == "export" and not done.returncode:
+        out = Path(words[words.index("-o") + 1])
+        for file in sorted(out.iterdir()) if out.is_dir() else [out]:
+            parts += [f"--- {file.name}\n", readable(file.read_text(encoding="utf-8"))]
+    return "".join(parts)
+
+
+def readable(text: str) -> str:
+    """Return JSON with a line for each value that fits, other text unchanged."""
+    try:
+        document = json.loads(text, parse_float=rounded, object_pairs_hook=members)
+    except ValueError:
+        return text
+    return "\n".join(json_lines(document)) + "\n"
+
+
+def rounded(number: str) -> float:
+    """Return a number without its last bits, which depend on the processor; times are exact."""
+    return float(number if len(number.partition(".")[0]) > 9 else f"{float(number):.10g}")
+
+
+def members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object without nulls and without lists that every new rule extends."""
+    return {name: one for name, one in pairs if one is not None and name not in OF_RULES}
+
+
+def json_lines(value: Any, prefix: str = "") -> Iterator[str]:
+    """Yield a JSON value as lines."""
+    line = json.dumps(value, ensure_ascii=False)
+    if len(line) <= WIDTH or not isinstance(value, dict | list):
+        yield prefix + line
+        return
+    yield prefix + ("{" if isinstance(value, dict) else "[")
+    indent = " " * (len(prefix) - len(prefix.lstrip()) + 1)
+    for key in value if isinstance(value, dict) else range(len(value)):
+        yield from json_lines(value[key], f"{indent}{key}: " if isinstance(key, str) else indent)
+
+
+def without_repetitions(outputs: Iterable[str]) -> Iterator[str]:
+    """Yield outputs; several lines that an earlier output has too are replaced by their number."""
+    seen: set[str] = set()
+    for output in outputs:
+        lines = output.splitlines(keepends=True)
+        for is_repeated, group in itertools.groupby(lines, lambda line: line.strip() in seen):
+            same = [*group]
+            few = not is_repeated or len(same) < 3
+            yield "".join(same) if few else f"({len(same)} lines as above)\n"
+        seen.update(line.strip() for line in lines)
+
+
+def clean(text: str, folder: Path) -> str:
+    """Replace what depends on directory, version, time, speed or processor."""
+    text = text.replace(str(folder), "DIR").replace(VERSION, "VERSION")
+    for pattern, new in VARYING:
+        text = re.sub(pattern, new, text)
+    return re.sub(r"(?<![\w.])\d+\.\d{6,}(?![\w.])", lambda found: str(rounded(found[0])), text)
+
+
+def main() -> None:
+    """Rewrite the texts."""
+    for name in sys.argv[1:] or RECORDINGS:
+        with tempfile.TemporaryDirectory() as folder:
+            text = transcript(name, Path(folder))
+        (FOLDER / f"{name}.txt").write_text(text, encoding="utf-8")
+        print(f"{name}: {len(text.splitlines())} lines")
+
+
+if __name__ == "__main__":
+    main()
