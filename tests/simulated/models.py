@@ -34,7 +34,10 @@ class Model:
     dtype: str = "bf16"
     flash: bool = True
     fused_activation: bool = True
-    optimizer: str = "fused"  # or "loop", ""
+    optimizer: str = "fused"  # or "foreach", "loop", ""
+    norm: str = ""  # A chain that replaces the kernel of a norm.
+    extra: str = ""  # A chain in each layer.
+    logits: str = ""  # A chain before the loss, which then has its type.
     casts: int = 0  # Per layer.
     transposes: int = 0
     pieces: int = 1  # Slices into which a layer is cut.
@@ -90,6 +93,8 @@ class Op(NamedTuple):
     def gradients(self) -> list[Op]:
         """Return the operations of the backward pass."""
         name = self.name
+        if name in TABLES["no gradients"]:
+            return []
         if "mm" in name:  # A product of 2 or 3 dimensions.
             (*batch, m, k), (*_, n) = self.dims
             pairs = (((*batch, k, m), (*batch, m, n)), ((*batch, m, n), (*batch, n, k)))
@@ -157,9 +162,22 @@ def operations(model: Model, t: int) -> list[Op]:
     norm, add = pointwise(path, size, d, 2, kernel), pointwise("aten::add", size, d, 3)
     into, out = product(LINEAR, (t, w), 4 * w, d), product(LINEAR, (t, 4 * w), w, d)
     qkv, project = product(LINEAR, (t, w), 3 * w, d), product(LINEAR, (t, w), w, d)
+    norms = chain(model, model.norm, t) if model.norm else [norm]
     names = ["gelu"] if model.fused_activation else CHAINS["gelu"]
-    chain = [pointwise(f"aten::{name}", 4 * size, d) for name in names]
-    return [norm, qkv, *attention(model, t), project, add, norm, into, *chain, out, add]
+    gelu = [pointwise(f"aten::{name}", 4 * size, d) for name in names]
+    added, attended = chain(model, model.extra, t), attention(model, t)
+    return [*norms, qkv, *added, *attended, project, add, *norms, into, *gelu, out, add]
+
+
+def chain(model: Model, name: str, t: int) -> list[Op]:
+    """Return the operations of a chain in the table, on tensors of a unit of the model."""
+    scores = t * CONTEXT
+    units = {"hidden": t * model.width, "logits": t * model.vocabulary, "scores": scores}
+    units |= {"mask": CONTEXT**2, "rows": t, "cache": 256 * t * model.width, "weight": 1 << 22}
+    return [
+        pointwise(path, float(units[unit]), dtype, tensors, kernel)
+        for path, unit, dtype, tensors, kernel in CHAINS.get(name, [])
+    ]
 
 
 def layer(model: Model) -> Iterator[Op]:
@@ -224,10 +242,14 @@ def optimize(machine: Machine, model: Model) -> None:
     head = model.vocabulary * model.width * (model.kind == "attention")
     size = float(model.parameters * model.layers + head)
     ops = [pointwise("aten::_fused_adamw_", size / 4, "fp32", 7, KERNELS["adam"])] * 4
-    if model.optimizer == "loop":
-        tensors = model.layers * (12 if model.kind == "attention" else 2)
-        part = size / tensors
-        ops = [pointwise(f"aten::{name}", part, "fp32", n) for name, n in CHAINS["adam"]] * tensors
+    if model.optimizer != "fused":
+        is_loop = model.optimizer == "loop"
+        tensors = model.layers * (12 if model.kind == "attention" else 2) if is_loop else 4
+        kernel, prefix = ("", "") if is_loop else (KERNELS["foreach"], "_foreach_")
+        ops = [
+            pointwise(f"aten::{prefix}{name}", size / tensors, "fp32", n, kernel)
+            for name, n in CHAINS["adam"]
+        ] * tensors
     with machine.range("Optimizer.step#AdamW.step", "user_annotation"):
         for op in ops:
             machine.work(1.5)
@@ -245,6 +267,15 @@ def perform(machine: Machine, name: str) -> None:
             case ["pause", us, category, path]:
                 with machine.range(path, category):
                     machine.thread.now += us
+            case ["idle", us]:
+                machine.thread.now += us
+            case ["within", category, path, times, calls]:
+                with machine.range(path, category):
+                    for _ in range(times):
+                        perform(machine, calls)
+            case ["kernels", name]:
+                for op in chain(Model(), name, 8192):
+                    op.run(machine)
             case ["on_thread", thread, calls]:
                 with machine.on_thread(thread, join=False):
                     perform(machine, calls)
@@ -266,9 +297,10 @@ def run_step(machine: Machine, model: Model, added: Mapping[str, str]) -> None:
     if model.kind == "attention":
         t, v = model.tokens, model.vocabulary
         path = "aten::cross_entropy_loss > aten::log_softmax > aten::_log_softmax"
-        loss = pointwise(path, float(t * v), model.dtype, 2, "at::native::cunn_SoftMax_fwd")
-        logits = product(LINEAR, (t, model.width), v, model.dtype)
-        groups.append([logits, loss] if model.training else [logits])
+        dtype = "fp32" if model.logits else model.dtype
+        loss = pointwise(path, float(t * v), dtype, 2, "at::native::cunn_SoftMax_fwd")
+        logits = [product(LINEAR, (t, model.width), v, model.dtype), *chain(model, model.logits, t)]
+        groups.append([*logits, loss] if model.training else logits)
     if model.graph:
         with machine.range("torch/cuda/graphs.py(149): replay", "python_function"):
             machine.launch(*[op.launch() for ops in groups for op in ops], call="cudaGraphLaunch")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.analysis.advice.faulty_runs import MS, FaultyRun, advice, findings_by_kind, saving_ns
+from tests.analysis.advice.faulty_runs import MS, US, FaultyRun, advice, findings_by_kind, saving_ns
 
 MB = 1_000_000
 
@@ -71,3 +72,27 @@ def test_exposed_pageable_copy_is_named(tmp_path: Path) -> None:
 def test_exposed_pinned_copy_is_not_called_pageable(tmp_path: Path) -> None:
     (finding,) = advice(steps(tmp_path / "run.db", at=0, takes=4 * MS)).findings
     assert "pageable" not in finding.text
+
+
+@pytest.mark.parametrize(("copies_ms", "kind"), [(2, "host_bound"), (5, "exposed_copies")])
+def test_copy_and_the_work_of_the_host_after_it_are_one_finding(
+    tmp_path: Path, copies_ms: int, kind: str
+) -> None:
+    """Each 20 ms step copies an output to the host, which then counts something for 4 ms."""
+    product: dict[str, Any] = {"name": "gemm_kernel", "op_type": "MatMul"}
+    copied = 10 * MS + copies_ms * MS
+    with RunWithCopies(tmp_path / "run.db") as run:
+        for step in range(6):
+            begin = step * 20 * MS
+            run.step(step, begin, begin + 20 * MS)
+            run.kernel(begin + 10 * US, begin + 10 * MS, launched=begin, **product)
+            copy = run.api(begin + MS, begin + MS + 10 * US, "cudaMemcpyAsync")
+            name = "Memcpy DtoH (Device -> Pageable)"
+            run.copy(begin + 10 * MS, begin + copied, MB, name, connection=copy)
+            run.call(begin + MS - US, begin + copied + 4 * US, "aten::copy_")
+            run.api(begin + MS + 11 * US, begin + copied + 3 * US, "cudaStreamSynchronize")
+            at = begin + copied + 4 * MS
+            run.kernel(at + 10 * US, begin + 20 * MS, launched=at, **product)
+    (finding,) = advice(tmp_path / "run.db").findings
+    assert finding.kind == kind
+    assert saving_ns(finding) == pytest.approx((copies_ms + 4) * MS, rel=0.03)

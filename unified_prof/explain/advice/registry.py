@@ -26,7 +26,7 @@ from unified_prof.explain.advice import (
     wait_rules,
 )
 from unified_prof.explain.advice.device_context import Cause, DeviceContext
-from unified_prof.explain.advice.idle_segments import MIN_SHARE, WARN_SHARE, duration
+from unified_prof.explain.advice.idle_segments import EVIDENCE_ROWS, MIN_SHARE, WARN_SHARE, duration
 from unified_prof.explain.schedule.builder import Scheduled, schedule_of
 from unified_prof.explain.schedule.selection import Selection, share_before
 from unified_prof.explain.what_if import Replay
@@ -151,13 +151,13 @@ RULES: tuple[Rule, ...] = (
     Rule(host_rules.costly_operations, both(device, framework)),
     Rule(wait_rules.blocking_launches, loop),
     Rule(wait_rules.synchronising_calls, loop),
+    Rule(wait_rules.exposed_copies),
     Rule(optimizer_rules.unfused_optimizer, framework),
     Rule(host_rules.host_bound, launches, cheap=True),
     Rule(host_rules.unrecorded_work, host, cheap=True),
     Rule(host_rules.late_work, host, cheap=True),
     Rule(communication_rules.small_buckets, _COLLECTIVES, cheap=True),
     Rule(communication_rules.exposed_communication, _COLLECTIVES, cheap=True),
-    Rule(wait_rules.exposed_copies),
     Rule(optimizer_rules.dense_embedding),
     Rule(kernel_rules.casts_and_copies),
     Rule(kernel_rules.fills),
@@ -229,7 +229,7 @@ def advise(recording: Recording, *, quick: bool = False) -> Advice:
     findings: list[Finding] = []
     together_ms: float | None = None
     if longest is not None and causes:
-        causes = _work_first(causes)
+        causes = _work_with_waits(causes)
         scheduled = None if only_cheap else schedule_of(recording, REPLAYED_TASKS)
         findings, together_ms = _priced(causes, longest, scheduled)
     pauses = max((one.pauses for one in contexts), key=lambda one: one.total_ns, default=EMPTY)
@@ -249,19 +249,25 @@ def advise(recording: Recording, *, quick: bool = False) -> Advice:
     )
 
 
-def _work_first(causes: list[Cause]) -> list[Cause]:
-    """Return the causes with long work of the host before the synchronizations.
+def _work_with_waits(causes: list[Cause]) -> list[Cause]:
+    """Return the causes with the synchronizations as parts of long work of the host after them.
 
     The device waits for this work, whether the host waited for the device before it or not.
     """
     kinds = [cause.finding.kind for cause in causes]
     if "host_bound" not in kinds or "synchronising_calls" not in kinds:
         return causes
-    sync, work = kinds.index("synchronising_calls"), kinds.index("host_bound")
-    idle_ns = max(causes[at].finding.figures["idle_ns"] for at in (sync, work))
-    if causes[work].finding.figures["long_gaps_ns"] >= LONG_WORK_SHARE * idle_ns:
-        causes.insert(sync, causes.pop(work))
-    return causes
+    sync, work = (causes[kinds.index(kind)] for kind in ("synchronising_calls", "host_bound"))
+    idle_ns = max(cause.finding.figures["idle_ns"] for cause in (sync, work))
+    if work.finding.figures["long_gaps_ns"] < LONG_WORK_SHARE * idle_ns:
+        return causes
+    assert work.change is not None
+    assert sync.change is not None
+    cost = work.finding.cost_ms_per_step + sync.finding.figures["copies_ns"] / 1e6
+    evidence = (*work.finding.evidence, *sync.finding.evidence)[:EVIDENCE_ROWS]
+    finding = replace(work.finding, cost_ms_per_step=cost, evidence=evidence)
+    joint = replace(work, finding=finding, change=work.change | sync.change)
+    return [joint if one is sync else one for one in causes if one is not work]
 
 
 def _replayed_share(recording: Recording) -> float:

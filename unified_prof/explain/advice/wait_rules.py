@@ -10,7 +10,8 @@ import numpy as np
 
 from unified_prof.arrays import intervals
 from unified_prof.arrays.grouping import Frame, Ints
-from unified_prof.explain.advice.device_context import Cause, DeviceContext
+from unified_prof.arrays.intervals import IntervalSet
+from unified_prof.explain.advice.device_context import MIN_NAMED_GAP_NS, Cause, DeviceContext
 from unified_prof.explain.advice.idle_segments import (
     EVIDENCE_ROWS,
     LESS_COLLECTION,
@@ -49,53 +50,64 @@ def _without_set_up(context: DeviceContext, copies: Flags, size: Ints) -> Flags:
     return copies & ~early if size[early].sum() > SET_UP_SHARE * size[copies].sum() else copies
 
 
-def exposed_copies(context: DeviceContext) -> Iterator[Cause]:
-    """Find copies between host and device without overlap."""
+def _copies_alone(context: DeviceContext) -> tuple[Ints, Ints]:
+    """Return the copies that no finding has yet, and their time without overlap."""
     tasks, size = context.tasks, np.maximum(context.task_column("MEMCPY_INFO", "size"), 0)
     copies = (tasks.kind == COPY) & context.matches(context.operator, names.COPIES_HOST)
-    copies = _without_set_up(context, copies, size)
+    copies = _without_set_up(context, copies & ~context.explained, size)
     exposed = intervals.subtract(tasks.spans(copies), tasks.spans(~copies))
-    cost = intervals.intersect(exposed, context.window).total_ns
-    if context.share(cost) < WARN_SHARE:
+    rows = np.flatnonzero(copies)
+    return rows, intervals.covered(exposed, tasks.start_ns[rows], tasks.end_ns[rows])
+
+
+def exposed_copies(context: DeviceContext) -> Iterator[Cause]:
+    """Find copies between host and device without overlap, and the work of the host after them."""
+    rows, alone_ns = _copies_alone(context)
+    exposed_ns = int(alone_ns.sum())
+    if context.share(exposed_ns) < WARN_SHARE:
         return
-    alone_ns = intervals.covered(exposed, tasks.start_ns[copies], tasks.end_ns[copies])
-    pageable = _are_pageable(context, copies)
-    is_pageable = 2 * int(alone_ns[pageable[copies]].sum()) > cost
+    gaps = _sync_gaps(context)
+    gaps = gaps.take(gaps.copies)
+    size = np.maximum(context.task_column("MEMCPY_INFO", "size")[rows], 0)
+    pageable = _are_pageable(context, rows)
+    is_pageable = 2 * int(alone_ns[pageable].sum()) > exposed_ns
     memory = "; most of it is from or to pageable memory" if is_pageable else ""
     # From pinned memory, the host does not wait for the device to begin the copy.
-    staged = pageable & context.matches(context.operator, names.COPIES_TO_DEVICE)
+    staged = pageable & context.matches(context.operator[rows], names.COPIES_TO_DEVICE)
     call = context.recording.host_calls.launching(
-        context.recording.work.connection[tasks.row[staged]]
+        context.recording.work.connection[context.tasks.row[rows[staged]]]
     )
+    context.claim(intervals.merge(gaps.start_ns, gaps.end_ns))
     yield context.finding(
-        cost,
-        f"exposed copies: {plural(int(copies.sum()), 'copy', 'copies')} between host and "
-        f"device, {percent(context.share(cost))} of the time without overlap{memory}",
+        exposed_ns + int(gaps.cost_ns.sum()),
+        f"exposed copies: {plural(len(rows), 'copy', 'copies')} between host and "
+        f"device, {percent(context.share(exposed_ns))} of the time without overlap{memory}",
         advice="overlap the copies: pin_memory=True, non_blocking=True, a separate stream; or "
         "keep the data on the device",
         sure="certain",
-        change=context.saving(np.flatnonzero(copies), alone_ns)
+        change=context.saving(rows, alone_ns)
+        | _without_waits(context, gaps)
         | _without_calls(context.recording, call[call >= 0].astype(np.int64)),
         least=WARN_SHARE,
         figures={
-            "exposed_ns": cost,
-            "exposed_share": round(context.share(cost), 4),
-            "copies": int(copies.sum()),
-            "moved_bytes": int(size[copies].sum()),
+            "exposed_ns": exposed_ns,
+            "exposed_share": round(context.share(exposed_ns), 4),
+            "copies": len(rows),
+            "moved_bytes": int(size.sum()),
         },
-        evidence=context.evidence(np.flatnonzero(copies)),
+        evidence=context.evidence(rows),
     )
 
 
-def _are_pageable(context: DeviceContext, copies: Flags) -> Flags:
-    """Return a mask of the copies from or to pageable memory; none if it was not recorded."""
+def _are_pageable(context: DeviceContext, copies: Ints) -> Flags:
+    """Return which copies are from or to pageable memory; none if it was not recorded."""
     recording = context.recording
     if "UPROF_GPU_TASKS" not in recording.source.tables:
         return np.zeros(len(copies), bool)
-    name = context.task_column("UPROF_GPU_TASKS", "name")
-    ids = np.unique(name[copies])
+    name = context.task_column("UPROF_GPU_TASKS", "name")[copies]
+    ids = np.unique(name)
     matching = [names.PAGEABLE(text) for text in recording.strings.texts(ids.tolist())]
-    result: Flags = copies & np.isin(name, ids[matching])
+    result: Flags = np.isin(name, ids[np.array(matching, bool)])
     return result
 
 
@@ -220,21 +232,43 @@ class _SyncGaps(Frame):
     end_ns: Ints
     # Idle time that belongs to this gap: without input waits and what other findings explain.
     cost_ns: Ints
+    # Copy that the call waited for, a row of `DeviceContext.tasks` or -1, and its time alone.
+    copy: Ints
+    copy_ns: Ints
+    copies: Flags  # True if copies take longer than the gaps after calls at the same line.
+
+
+_AFTER_COPY_NS = 20_000  # Maximum idle time between a copy and the segment of its call.
 
 
 def _sync_gaps(context: DeviceContext) -> _SyncGaps:
-    idle, host = context.sync_idle, context.recording.idle_time.host
+    """Return the gaps, without those at the borders of steps."""
+    idle, recording = context.sync_idle, context.recording
+    host, tasks = recording.idle_time.host, context.tasks
     rows = np.flatnonzero(idle.sync >= 0)
     # A gap with several segments of the same calls counts once.
     rows = rows[np.unique(idle.task[rows], return_index=True)[1]]
     sync, task = idle.sync[rows].astype(np.int64), idle.task[rows].astype(np.int64)
     start = np.maximum(host.sync.end_ns[sync], idle.start_ns[rows])
     # No task follows the last synchronization of a recording.
-    until = np.where(task >= 0, context.recording.work.start_ns[task], idle.end_ns[rows])
+    until = np.where(task >= 0, recording.work.start_ns[task], idle.end_ns[rows])
     end = np.maximum(until, start)
     fetching = context.idle_where(lambda one: one.reason == INPUT)
     other = intervals.union(intervals.merge(fetching.start_ns, fetching.end_ns), context.claimed)
-    return _SyncGaps(sync, task, start, end, end - start - intervals.covered(other, start, end))
+    cost = end - start - intervals.covered(other, start, end)
+    copies, alone_ns = _copies_alone(context)
+    order = np.argsort(tasks.end_ns[copies], kind="stable")
+    ends = tasks.end_ns[copies[order]]
+    place = np.searchsorted(ends, idle.start_ns[rows] + _AFTER_COPY_NS, side="right") - 1
+    known = (place >= 0) & (idle.start_ns[rows] - np.append(ends, 0)[place] <= _AFTER_COPY_NS)
+    copy = np.where(known, np.append(copies[order], -1)[place], -1)
+    copy_ns = np.where(known, np.append(alone_ns[order], 0)[place], 0)
+    places = dict[tuple[str, str | None], int]()
+    called = (recording.idle_time.called(one) for one in sync.tolist())
+    place = np.array([places.setdefault(one, len(places)) for one in called], np.int64)
+    copies_longer = np.bincount(place, copy_ns - cost) > 0
+    gaps = _SyncGaps(sync, task, start, end, cost, copy, copy_ns, copies_longer[place])
+    return gaps.take(~_is_step_boundary(context, gaps))
 
 
 def synchronising_calls(context: DeviceContext) -> Iterator[Cause]:
@@ -242,20 +276,21 @@ def synchronising_calls(context: DeviceContext) -> Iterator[Cause]:
     if not context.max_idle_ns(SYNCHRONISING):
         return
     gaps = _sync_gaps(context)
-    gaps = gaps.take(~_is_step_boundary(context, gaps))
-    cost = int(gaps.cost_ns.sum())
-    share = context.share(cost)
+    gaps = gaps.take(~gaps.copies)
+    idle_ns, copied = int(gaps.cost_ns.sum()), gaps.copy >= 0
+    share = context.share(idle_ns)
     # The host also catches up with launches later, so the replay may gain more.
     behind_ns = 0 if context.quick else context.max_idle_ns(HOST, LAUNCHED, SYNCHRONISING)
-    if not cost or context.share(max(cost, behind_ns)) < MIN_SHARE:
+    if not idle_ns or context.share(max(idle_ns, behind_ns)) < MIN_SHARE:
         return
-    of_idle = cost / max(context.idle_ns, 1)
+    of_idle = idle_ns / max(context.idle_ns, 1)
     count = int((gaps.cost_ns > 0).sum())
     rows = _syncs_by_name(context, gaps)
     where = f", {'mostly ' if count > 1 else ''}in {rows[0]['name'].partition(' (')[0]}"
     where += f" at {rows[0]['line']}" if "line" in rows[0] else ""
+    context.explained[gaps.copy[copied]] = True
     yield context.finding(
-        cost,
+        idle_ns + int(gaps.copy_ns.sum()),
         f"synchronization: the device is idle for {percent(share)} of the time after the host "
         f"waited for it ({times(count)}{where})"
         + ("; later the host catches up with launches" if share < WARN_SHARE else "")
@@ -267,23 +302,53 @@ def synchronising_calls(context: DeviceContext) -> Iterator[Cause]:
         change=_without_waits(context, gaps),
         least=WARN_SHARE,
         figures={
-            "idle_ns": cost,
+            "idle_ns": idle_ns,
             "idle_share": round(share, 4),
             "share_of_idle": round(of_idle, 4),
             "calls": count,
+            "copies_ns": int(gaps.copy_ns.sum()),
             "strong": share > STRONG_SHARE or of_idle > STRONG_OF_IDLE,
         },
-        evidence=rows,
+        evidence=[*rows, *context.evidence(gaps.copy[copied])][:EVIDENCE_ROWS],
     )
 
 
 def _without_waits(context: DeviceContext, gaps: _SyncGaps) -> Selection:
-    """Return the change without the synchronizations before some gaps, and their operations."""
+    """Return the change without the synchronizations before some gaps, and their operations.
+
+    It also removes the copies for which they waited, and functions that the host runs in the gaps.
+    """
     recording, sync = context.recording, context.recording.idle_time.host.sync
-    calls = recording.host_calls
+    calls, copied = recording.host_calls, gaps.copy >= 0
     rows = np.flatnonzero(calls.matching(recording.strings, names.SYNCHRONIZES))
     rows = rows[np.isin(intervals.holding(sync, calls.start_ns[rows]), np.unique(gaps.sync))]
-    return _without_calls(recording, rows)
+    change = _without_calls(recording, rows)
+    if copied.any():
+        change |= context.saving(gaps.copy[copied], gaps.copy_ns[copied])
+    return change if context.quick else change | Selection(host=_work_in_gaps(context, gaps))
+
+
+# Minimum time between two operations that is more than their own Python code: so many lower
+# quartiles of such times, within these limits.
+WORK_QUARTILES, WORK_LIMITS_NS = 4, (50_000, 200_000)
+
+
+def _work_in_gaps(context: DeviceContext, gaps: _SyncGaps) -> IntervalSet:
+    """Return the time in gaps in which the host runs other code than that of operations."""
+    long = gaps.end_ns - gaps.start_ns >= MIN_NAMED_GAP_NS
+    result = intervals.merge(gaps.start_ns[long], gaps.end_ns[long])
+    framework = context.recording.framework
+    if framework is None or len(framework.calls) < 2:
+        return result
+    calls = framework.calls[np.isin(framework.thread[framework.calls], context.step_threads)]
+    calls = calls[np.argsort(framework.start_ns[calls], kind="stable")]
+    begin, end = framework.end_ns[calls[:-1]], framework.start_ns[calls[1:]]
+    usual_ns = float(np.percentile(end - begin, 25)) if len(begin) else 0.0
+    work = end - begin >= np.clip(WORK_QUARTILES * usual_ns, *WORK_LIMITS_NS)
+    within = intervals.intersect(
+        intervals.merge(begin[work], end[work]), intervals.merge(gaps.start_ns, gaps.end_ns)
+    )
+    return intervals.union(result, within)
 
 
 def _without_calls(recording: Recording, rows: Ints) -> Selection:
