@@ -7,10 +7,10 @@ import pytest
 from tests.tracking.workloads import PROVIDERS, Workload
 from unified_prof.errors import CaptureError
 from unified_prof.tracking import operations
-from unified_prof.tracking.driver import Driver, Stage
+from unified_prof.tracking.driver import Driver, Instrument, Stage
 
 
-class Spy:
+class Spy(Instrument):
     """An instrument that records its calls."""
 
     def __init__(self, log: list[str], name: str, failing: str = "") -> None:

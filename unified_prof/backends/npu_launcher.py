@@ -28,6 +28,7 @@ from unified_prof.errors import (
     UprofError,
     UsageError,
 )
+from unified_prof.tracking.driver import Instrument
 
 RESULT_FILE = "result.msgpack"  # How the workload ended, and what was measured.
 MEASURED_FILE = "measured.msgpack"  # Complete measurements, while the workload is still running.
@@ -129,7 +130,7 @@ def _write_atomic(path: Path, content: Mapping[str, Any]) -> None:
 _SOURCES = ("mstx", "torch_npu.npu.mstx")
 
 
-class MarkIterations:
+class MarkIterations(Instrument):
     """Instrument that opens an mstx range for each measured iteration.
 
     Without CANN's mstx package it does nothing, and `missing` contains the reason.

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from unified_prof.tracking.raw_calls import Recorder
+from unified_prof.tracking.raw_calls import NO_CALL, Recorder
 from unified_prof.tracking.torch_internals import SavedTensorHooks, UnknownHooksError
 from unified_prof.tracking.torch_names import (
     Patches,
@@ -110,9 +110,6 @@ def program_settings(optimizers: Iterable[Any], loader_workers: int | None) -> d
     ]
     facts = {} if loader_workers is None else {"data_loader_workers": str(loader_workers)}
     return facts | ({"optimizers": json.dumps(found)} if found else {})
-
-
-NO_CALL = -1
 
 
 @dataclass(slots=True)

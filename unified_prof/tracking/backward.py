@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from threading import get_ident
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -228,6 +228,9 @@ class _DeviceTimers:
             self._run.ends.append(end)
 
 
+NodeTimers: TypeAlias = _HostTimers | _DeviceTimers
+
+
 def run_backward(
     recorder: Recorder, engine: Any, roots: Sequence[Any], args: Any, kwargs: Any
 ) -> Any:
@@ -237,7 +240,7 @@ def run_backward(
     run = Backward(iteration.count, internals.sequence_number(), create_graph)
     # With `inputs`, torch calls the hooks of some nodes without running them.
     part = bool(args[_INPUTS]) if len(args) > _INPUTS else bool(kwargs.get("inputs"))
-    timers: _HostTimers | _DeviceTimers
+    timers: NodeTimers
     with internals.plainly():  # each access to a tensor through the function mode takes 1 us
         if recorder.events is None:
             timers = _HostTimers(recorder, run, create_graph, part)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,42 +30,12 @@ Moment = Mapping[int, Mark]
 Milliseconds = NDArray[np.float64]
 
 
-class Clock(Protocol):
-    """Records marks with little overhead; the times between them are computed later."""
-
-    def mark(self) -> Mark:
-        """Return the current point in time, without waiting for the device."""
-
-    def moment(self) -> Moment:
-        """Return the current point in time on every device in use."""
-
-    def elapsed_between_ms(self, start: Moment, end: Moment) -> float:
-        """Return the longest time of all devices between two moments; call `synchronize` first."""
-
-    def elapsed_ms(self, start: Mark, end: Mark) -> float:
-        """Return the time from `start` to `end`; call `synchronize` first."""
-
-    def all_elapsed_ms(self, starts: Marks, ends: Marks) -> Milliseconds:
-        """Return the times from `starts` to `ends`; call `synchronize` first."""
-
-    def work_ms(self, starts: Marks, ends: Marks) -> Milliseconds:
-        """Return the duration of the work between marks, without the cost of the marks."""
-
-    def is_doubtful(self, starts: Marks) -> NDArray[np.bool_]:
-        """Return True for each start whose interval may contain other time, such as host time."""
-
-    def before_wait(self, starts: Marks) -> Marks:
-        """Return the marks at which the calls began, before they were delayed."""
-
-    def synchronize(self) -> None:
-        """Wait until the device has passed all marks."""
-
-    def forget(self) -> None:
-        """Discard all marks taken so far."""
-
-
 class HostClock:
-    """Clock of the host, for the CPU: operations are complete when they return."""
+    """Clock of the host, for the CPU: operations are complete when they return.
+
+    `device_clock.EventClock` has the same methods for a device: marks cost little, and the times
+    between them are computed later, after `synchronize`.
+    """
 
     mark = staticmethod(time.perf_counter_ns)
 

@@ -16,12 +16,20 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.tracking.device import NO_MARK, DeviceFault, Mark, Marks, Milliseconds, Moment
+from unified_prof.tracking.device import (
+    NO_MARK,
+    DeviceFault,
+    HostClock,
+    Mark,
+    Marks,
+    Milliseconds,
+    Moment,
+)
 from unified_prof.tracking.device_lag import Lag, Place
 from unified_prof.tracking.torch_names import Anomalies, in_one_line
 
@@ -296,6 +304,9 @@ class EventClock:
 
     def _note(self, name: str, error: Exception) -> None:
         self._anomalies.add(name, f"an operation is not timed: {in_one_line(error)}")
+
+
+Clock: TypeAlias = HostClock | EventClock
 
 
 def _places(torch: Any, module: Any) -> tuple[Callable[[], int], Callable[[int], Any]]:

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import os
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
 
 from unified_prof.tracking.interference import collection_held_off
 
+# Measurements whose method `abandon` is called in forked children, where records would be lost.
+MEASURING: weakref.WeakSet[Any] = weakref.WeakSet()
 
-class Instrument(Protocol):
+
+def _abandon() -> None:
+    for measurement in list(MEASURING):
+        measurement.abandon()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_abandon)
+
+
+class Instrument:
     """Records while iterations run, such as an operation tracker or a timeline.
 
     The driver calls `start` once before the first measured iteration, `begin_iteration` and
@@ -109,7 +123,8 @@ class Driver:
                 self._on_iteration(self._open)
                 self._begin_iteration()
                 return
-            self._leave_stage(complete=True)
+            while self._open:
+                self._open.pop().stop(complete=True)
             self._at += 1
             if not self.finished:
                 self._on_iteration(())
@@ -173,10 +188,6 @@ class Driver:
     def _begin_iteration(self) -> None:
         for instrument in self._open:
             instrument.begin_iteration(self._done)
-
-    def _leave_stage(self, *, complete: bool) -> None:
-        while self._open:
-            self._open.pop().stop(complete)
 
 
 SHARE = 0.02  # Maximum share of the elapsed time for saving.

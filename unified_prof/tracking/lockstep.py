@@ -18,11 +18,12 @@ from time import perf_counter_ns, process_time_ns
 from typing import Any
 
 from unified_prof.base.run_spec import COUNTED, VARYING, Turns
+from unified_prof.tracking.driver import Instrument
 
 COUNTED_ITERATIONS = 2  # Number of iterations whose counts must be equal.
 
 
-class TurnTaker:
+class TurnTaker(Instrument):
     """Lets iterations run only when it is this run's turn.
 
     Args:
@@ -44,9 +45,6 @@ class TurnTaker:
         """Wait for the first turn."""
         self._await_turn("ready")
 
-    def begin_iteration(self, index: int) -> None:
-        """Do nothing."""
-
     def end_iteration(self, index: int) -> None:
         """After the last iteration of a turn, wait for the next turn."""
         self._left -= 1
@@ -56,9 +54,6 @@ class TurnTaker:
             self._synchronize()
         wall, cpu = perf_counter_ns() - self._began[0], process_time_ns() - self._began[1]
         self._await_turn(f"{wall if self._synchronize else cpu} {wall}")
-
-    def stop(self, complete: bool) -> None:
-        """Do nothing: the gate notices the end of the process."""
 
     def _await_turn(self, message: str) -> None:
         try:
@@ -104,7 +99,7 @@ def use_one_thread() -> None:
         torch.set_num_threads(1)
 
 
-class OperatorCounts:
+class OperatorCounts(Instrument):
     """Counts the operators of iterations, their FLOPs, bytes, synchronizations and copies.
 
     The counts include backward passes and optimizer steps, and do not depend on the machine. A
@@ -116,9 +111,6 @@ class OperatorCounts:
         self._facts = facts
         self._found: list[Counter[str]] = []
         self._mode: Any = None
-
-    def start(self) -> None:
-        """Do nothing."""
 
     def begin_iteration(self, index: int) -> None:
         """Start counting, unless the program has compiled code."""

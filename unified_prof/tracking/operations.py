@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from threading import get_ident
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from unified_prof.base.text import NS_PER_MS
 from unified_prof.tracking.activations import (
@@ -16,29 +16,27 @@ from unified_prof.tracking.activations import (
     optimizer_state_bytes,
     program_settings,
 )
-from unified_prof.tracking.device import Clock, Device, HostClock
-from unified_prof.tracking.device_clock import EventClock
+from unified_prof.tracking.device import HostClock
+from unified_prof.tracking.device_clock import Clock, EventClock
 from unified_prof.tracking.device_lag import Lag, make_lag
+from unified_prof.tracking.driver import Instrument
 from unified_prof.tracking.function_mode import Runner, make_mode, make_runner
-from unified_prof.tracking.interception import Interception
 from unified_prof.tracking.interference import LONG_NS, WaitingTime
-from unified_prof.tracking.modules import InUse, SizedWeight, Weights
+from unified_prof.tracking.modules import InUse, SizedWeight
 from unified_prof.tracking.passes import Passes
 from unified_prof.tracking.raw_calls import (
     MAX_CALLS,
-    CallSites,
     Iteration,
     MeasuredIteration,
-    ModuleNames,
     NamedModule,
     Recorder,
     measure,
 )
-from unified_prof.tracking.regions import RegionWatch
-from unified_prof.tracking.stack_walker import StackWalker
-from unified_prof.tracking.torch_internals import TorchInternals
 from unified_prof.tracking.torch_names import Anomalies, leaf_of
-from unified_prof.tracking.wasted_work import WastedWork
+
+if TYPE_CHECKING:
+    from unified_prof.tracking.session import Session
+    from unified_prof.tracking.wasted_work import WastedWork
 
 # Number of recorded calls and autograd nodes, about a megabyte, at which they are converted to
 # times. A conversion takes as long as thirty operations of a small iteration.
@@ -49,7 +47,7 @@ _MAX_SIZE = 4_000_000
 ITERATIONS_PER_SAMPLE = 2  # Number of iterations per sample of the run time.
 
 
-class OperationTracker:
+class OperationTracker(Instrument):
     """Records the operations of iterations and their times.
 
     A sample takes `iterations_per_sample` iterations. In the first one, every operation is timed,
@@ -58,21 +56,14 @@ class OperationTracker:
     after the first iteration of the only sample, that iteration is the result.
     """
 
-    def __init__(
-        self,
-        device: Device,
-        walker: StackWalker,
-        interception: Interception,
-        modules: ModuleNames,
-        internals: TorchInternals,
-        sites: CallSites,
-        regions: RegionWatch,
-    ) -> None:
-        self.device = device
-        self._regions = regions
-        self._sites = sites
-        self._internals = internals
-        self.modules = modules
+    def __init__(self, session: Session) -> None:
+        device = self.device = session.device
+        self._regions = session.regions
+        self._sites = session.sites
+        self._internals = internals = session.internals
+        self._walker = session.walker
+        self._interception = session.interception
+        self.modules = session.modules
         self.with_setup = False
         """True if iterations contain the program's setup."""
         self.begins_with_forward = False
@@ -102,8 +93,6 @@ class OperationTracker:
         """Number of samples that were not kept."""
         self.irregularities_left_out = Anomalies()
         """Irregularities of these samples."""
-        self._walker = walker
-        self._interception = interception
         self._recorder: Recorder | None = None
         self._waiting: WaitingTime | None = None
         self._run: Runner = _not_started
@@ -323,19 +312,9 @@ class OperationTracker:
 class ActivationTracker(OperationTracker):
     """Records the bytes that each operation saves for the backward pass; its times are not used."""
 
-    def __init__(
-        self,
-        device: Device,
-        walker: StackWalker,
-        interception: Interception,
-        modules: ModuleNames,
-        internals: TorchInternals,
-        sites: CallSites,
-        regions: RegionWatch,
-        weights: Weights,
-    ) -> None:
-        super().__init__(device, walker, interception, modules, internals, sites, regions)
-        self._weights = weights
+    def __init__(self, session: Session) -> None:
+        super().__init__(session)
+        self._weights = session.weights
         self._argument_devices: set[str] = set()
         self._used: dict[int, Any] = {}
         """Weak references by id to parameters that an operation or a backward pass used."""

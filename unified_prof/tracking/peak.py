@@ -7,10 +7,11 @@ from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 from unified_prof.tracking.activations import plain_tensors, storage_of
 from unified_prof.tracking.device import Device, MemoryUse
+from unified_prof.tracking.driver import Instrument
 from unified_prof.tracking.regions import RegionWatch
 from unified_prof.tracking.timeline import ProfilersHere, without_log_messages
 from unified_prof.tracking.torch_internals import TorchInternals
@@ -25,51 +26,46 @@ _IS_OF = {"peak_is_of": "torch's allocator; memory of other libraries is not inc
 _MAX_CHANGES = 50_000
 
 
-class PeakMeter(Protocol):
-    """Instrument that measures peak memory."""
+class PeakMeter(Instrument):
+    """Measures peak memory."""
 
-    lead_in: int
+    lead_in = 0
     """Number of iterations that it needs before the measured iteration."""
-    peak_bytes: int | None
-    failure: str | None
-    """Reason why the peak could not be measured."""
-    facts: dict[str, str]
-    region_peaks: dict[int, int]
-    """Peak while each region was open, if regions are measured."""
 
-    def start(self) -> None: ...  # noqa: D102
-    def begin_iteration(self, index: int) -> None: ...  # noqa: D102
-    def end_iteration(self, index: int) -> None: ...  # noqa: D102
-    def stop(self, complete: bool) -> None: ...  # noqa: D102
-    def forget(self) -> None: ...  # noqa: D102
+    def __init__(self, regions: RegionWatch) -> None:
+        self._regions = regions
+        self.peak_bytes: int | None = None
+        self.failure: str | None = None
+        """Reason why the peak could not be measured."""
+        self.facts: dict[str, str] = {}
+        """Further figures for each device."""
+        self.region_peaks: dict[int, int] = {}
+        """Peak while each region was open, if regions are measured."""
+
+    def stop(self, complete: bool) -> None:
+        """Stop watching regions."""
+        self._regions.stop_following()
+
+    def forget(self) -> None:
+        """Drop what a forked child lacks."""
 
 
-class AllocatorPeak:
+class AllocatorPeak(PeakMeter):
     """Peak reported by the device's allocator; resets the allocator's maximum.
 
     For several devices, it is the sum of their peaks. The maximum is also read and reset when
     regions open or close, so that each interval in between has its own peak.
     """
 
-    lead_in = 0
-
     def __init__(self, device: Device, regions: RegionWatch) -> None:
+        super().__init__(regions)
         self._device = device
-        self._regions = regions
-        self.region_peaks: dict[int, int] = {}
         self._highest: dict[int, int] = {}
         """Highest peak so far by innermost region."""
         self._uses: dict[int, MemoryUse] = {}
         """Memory use by device, with the highest peaks so far."""
         self._changes = 0
-        self.peak_bytes: int | None = None
-        self.failure: str | None = None
-        self.facts: dict[str, str] = {}
-        """Further figures for each device."""
         self._before: dict[int, MemoryUse] = {}
-
-    def start(self) -> None:
-        """Do nothing."""
 
     def begin_iteration(self, index: int) -> None:
         """Reset the maximum."""
@@ -119,13 +115,6 @@ class AllocatorPeak:
             self.facts[f"allocation_failures {place}"] = str(failures)
         self.facts.update(_IS_OF)
 
-    def stop(self, complete: bool) -> None:
-        """Stop watching regions."""
-        self._regions.stop_following()
-
-    def forget(self) -> None:
-        """Do nothing."""
-
 
 def _highest(before: MemoryUse, now: MemoryUse) -> MemoryUse:
     """Return the current memory use `now` with the higher peak of `before` and `now`."""
@@ -138,7 +127,7 @@ def _highest(before: MemoryUse, now: MemoryUse) -> MemoryUse:
     )
 
 
-class ProfiledPeak:
+class ProfiledPeak(PeakMeter):
     """Peak on the CPU: memory in use at the start of the iteration, plus allocations during it.
 
     torch's profiler records allocations and releases. It reports releases only of blocks whose
@@ -149,14 +138,10 @@ class ProfiledPeak:
     lead_in = 1
 
     def __init__(self, internals: TorchInternals, regions: RegionWatch) -> None:
+        super().__init__(regions)
         self._internals = internals
-        self._regions = regions
-        self.region_peaks: dict[int, int] = {}
         self._innermost: list[int] = []
         """For each change, the innermost region before it."""
-        self.peak_bytes: int | None = None
-        self.failure: str | None = None
-        self.facts: dict[str, str] = {}
         self._profiler: Any = None
         self._before: ProfilersHere | None = None
         self._patches = Patches()
@@ -256,7 +241,7 @@ class ProfiledPeak:
 
     def stop(self, complete: bool) -> None:
         """End the profile if the iteration did not end."""
-        self._regions.stop_following()
+        super().stop(complete)
         if self._profiler is not None:
             self._finish()
         self._patches.restore()

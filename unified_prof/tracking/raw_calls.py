@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -23,11 +23,15 @@ from numpy.typing import NDArray
 from unified_prof.arrays.grouping import Bools, Floats, Ints
 from unified_prof.base.text import NS_PER_MS
 from unified_prof.tracking.code_entries import CodeEntry, Stack
-from unified_prof.tracking.device import NO_MARK, Clock, HostClock, Mark, Marks
-from unified_prof.tracking.device_clock import EventClock
+from unified_prof.tracking.device import NO_MARK, HostClock, Mark, Marks
+from unified_prof.tracking.device_clock import Clock, EventClock
 from unified_prof.tracking.interference import WaitingTime, Waits, waited_ms, waited_within
 from unified_prof.tracking.torch_internals import TorchInternals
 from unified_prof.tracking.torch_names import Anomalies, children_of, instances
+
+if TYPE_CHECKING:
+    from unified_prof.tracking.backward import NodeTimers
+    from unified_prof.tracking.passes import Passes
 
 # Maximum number of searches of the whole heap, which are slow; programs may create modules in
 # every iteration.
@@ -169,8 +173,6 @@ MAX_CALLS = 1_000_000
 NO_CALL = -1
 NO_REGION = -1
 
-Integers = Ints
-
 
 @dataclass(slots=True)
 class CallSite:
@@ -240,17 +242,6 @@ class IterationTimes:
     """Times outside of the passes by part, such as optimizer, without waiting for a processor."""
 
 
-class IterationTimer(Protocol):
-    """Times an iteration as a whole."""
-
-    @property
-    def counts(self) -> tuple[int, int]:
-        """Number of backward passes and of optimizer steps."""
-
-    def times(self) -> IterationTimes | None:
-        """Return the times, None if they are not known."""
-
-
 @dataclass(slots=True)
 class Iteration:
     """Recording of one iteration."""
@@ -278,7 +269,7 @@ class Iteration:
     """True if the iteration contains the program's setup: the first iteration of a script."""
     begins_with_forward: bool = False
     """True if the iteration begins with the forward pass, without other work before it."""
-    untracked: list[IterationTimer] = field(default_factory=list)
+    untracked: list[Passes] = field(default_factory=list)
     """Times of the sample's other iterations, in which only the passes were timed."""
     regions: array[int] = field(default_factory=lambda: array("q"))
     """Three numbers per change of the open regions: number of calls before it, innermost region
@@ -305,12 +296,12 @@ class Iteration:
         repeated = sum(one.count for _, one in self.recomputed)
         return self.count + repeated + sum(len(one.numbers) for one in self.backwards)
 
-    def columns(self) -> tuple[Integers, Integers, Integers, Integers, Integers]:
+    def columns(self) -> tuple[Ints, Ints, Ints, Ints, Ints]:
         """Return site, first node, node after the last, start and end of every call."""
         table = np.array(self.rows, np.int64).reshape(-1, 5)
         return table[:, 0], table[:, 1], table[:, 2], table[:, 3], table[:, 4]
 
-    def owners(self, numbers: Integers) -> Integers:
+    def owners(self, numbers: Ints) -> Ints:
         """Return the call that created each node; NO_CALL if unknown."""
         _, first, last, _, _ = self.columns()
         calls = np.flatnonzero(last > first)
@@ -327,13 +318,6 @@ class Iteration:
             return np.full(len(numbers), NO_CALL)
         at = np.searchsorted(starts, numbers, side="right") - 1
         return np.where((at >= 0) & (numbers < ends[at]), calls[at], NO_CALL)
-
-
-class NodeTimers(Protocol):
-    """Times the nodes of a backward pass."""
-
-    def switch(self, number: int) -> int:
-        """Charge the time from now on to node `number`; return the node charged so far."""
 
 
 @dataclass(slots=True)
@@ -472,7 +456,10 @@ def measure(
     numbers, first, last, starts, ends = iteration.columns()
     backward_ms, foreign_nodes, repeated_ms, doubtful, untimed = _backward(iteration, len(numbers))
     forward_ms = _work_ms(iteration, starts, ends)
-    begin, end = _first(iteration, starts), iteration.end
+    # Until the first call, the device was not in use.
+    begin = int(starts[0]) if iteration.begin == NO_MARK and len(starts) else iteration.begin
+    end = iteration.end
+    counts = len(iteration.backwards), len(iteration.optimizer_steps)
     previous_calls = np.concatenate([np.array([begin], np.int64), ends])
     gap_ms = _work_ms(iteration, previous_calls[:-1], clock.before_wait(starts))
     if isinstance(clock, HostClock):
@@ -512,17 +499,14 @@ def measure(
         dropped_calls=iteration.dropped_calls,
         doubtful=doubtful | clock.is_doubtful(starts),
         untimed=untimed | np.isnan(forward_ms),
-        untracked=_untracked_times(iteration),
+        untracked=tuple(
+            times
+            for one in iteration.untracked
+            if one.counts == counts and (times := one.times()) is not None
+        ),
         regions=_regions(iteration, len(numbers)),
         opened=Counter(number for number in iteration.regions[2::3] if number != NO_REGION),
     )
-
-
-def _untracked_times(iteration: Iteration) -> tuple[IterationTimes, ...]:
-    """Return the times of the sample's other iterations that ran the same passes."""
-    counts = len(iteration.backwards), len(iteration.optimizer_steps)
-    found = (one.times() for one in iteration.untracked if one.counts == counts)
-    return tuple(one for one in found if one is not None)
 
 
 def _work_ms(iteration: Iteration, starts: Marks, ends: Marks) -> Floats:
@@ -533,9 +517,7 @@ def _work_ms(iteration: Iteration, starts: Marks, ends: Marks) -> Floats:
     return np.maximum(times - waited_ms(iteration.waits, starts, ends), 0.0)
 
 
-def _recomputed(
-    iteration: Iteration, numbers: Integers, sites: Sequence[CallSite]
-) -> Floats | None:
+def _recomputed(iteration: Iteration, numbers: Ints, sites: Sequence[CallSite]) -> Floats | None:
     """Return the time in which checkpointed functions recomputed each call.
 
     A recomputation repeats the calls in the same order, up to the last one that the backward pass
@@ -570,13 +552,6 @@ def _regions(iteration: Iteration, calls: int) -> NDArray[np.int32] | None:
         np.searchsorted(changes[:, 0], np.arange(calls), side="right")
     ]
     return found
-
-
-def _first(iteration: Iteration, starts: Ints) -> Mark:
-    """Return the mark of the beginning, or of the first call that used the device."""
-    if iteration.begin == NO_MARK and len(starts):
-        return int(starts[0])
-    return iteration.begin
 
 
 def _backward(iteration: Iteration, calls: int) -> tuple[Floats, int, float, Bools, Bools]:

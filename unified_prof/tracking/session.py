@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import sys
-import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import CodeType
@@ -14,7 +12,7 @@ from unified_prof.base.run_spec import MEMORY, RUN_TIME, Capture, RunSpec, Track
 from unified_prof.errors import CaptureError
 from unified_prof.tracking.code_entries import MODEL_CODE, Project
 from unified_prof.tracking.device import Device, DeviceFault, GraphReplays
-from unified_prof.tracking.driver import Driver, Instrument, Saving, Stage
+from unified_prof.tracking.driver import MEASURING, Driver, Instrument, Saving, Stage
 from unified_prof.tracking.interception import Interception
 from unified_prof.tracking.lockstep import (
     COUNTED_ITERATIONS,
@@ -77,18 +75,9 @@ class Session:
         self.on_abandon: list[Callable[[], None]] = []
         """Called in a forked child, to release shared resources."""
         self.sites = CallSites()
-        parts = (
-            self.device,
-            self.walker,
-            self.interception,
-            self.modules,
-            self.internals,
-            self.sites,
-            self.regions,
-        )
-        self.run_time = OperationTracker(*parts)
-        self.memory = ActivationTracker(*parts, self.weights)
-        self.first_iteration = ActivationTracker(*parts, self.weights)
+        self.run_time = OperationTracker(self)
+        self.memory = ActivationTracker(self)
+        self.first_iteration = ActivationTracker(self)
         self.first_iteration.with_setup = True
         """Tracks a script up to its first step, or all of it if it never steps."""
         if self.device.is_cpu:
@@ -101,20 +90,17 @@ class Session:
 
     def install(self, bottoms: Sequence[CodeType]) -> None:
         """Patch torch; `bottoms` are the code objects at which the program's stack ends."""
-        global _current
         for code in bottoms:
             self.walker.set_bottom(code)
         self.weights.install()
         self.interception.install()
         self.graphs.install()
         self.regions.install()
-        _current = weakref.ref(self)
-        _register_fork_handler()
+        MEASURING.add(self)
 
     def remove(self) -> None:
         """Undo all patches."""
-        global _current
-        _current = None
+        MEASURING.discard(self)
         self.regions.remove()
         self.graphs.remove()
         self.interception.remove()
@@ -373,21 +359,3 @@ class Session:
         except DeviceFault as error:
             self._device_failed(error)
             return tracker.available_iterations or self.first_iteration.available_iterations
-
-
-_current: weakref.ref[Session] | None = None
-_fork_handler_registered = False
-
-
-def _register_fork_handler() -> None:
-    """Register a handler that stops tracking in forked children, which then run untracked."""
-    global _fork_handler_registered
-    if not _fork_handler_registered and hasattr(os, "register_at_fork"):
-        _fork_handler_registered = True
-        os.register_at_fork(after_in_child=_abandon_in_child)
-
-
-def _abandon_in_child() -> None:
-    session = None if _current is None else _current()
-    if session is not None:
-        session.abandon()

@@ -22,6 +22,7 @@ from types import FrameType
 from typing import Any
 
 from unified_prof.base.text import NS_PER_MS
+from unified_prof.tracking.driver import Instrument
 from unified_prof.tracking.torch_names import Patches, instances
 
 # Details that can be recorded in addition to times.
@@ -214,7 +215,7 @@ def patch_profiler_starts(patches: Patches, thread: int, give_way: Callable[[], 
 _MAX_OPERATIONS = 20_000
 
 
-class WholeProgram:
+class WholeProgram(Instrument):
     """Records a program from its first module call on, in case it never marks an iteration.
 
     It runs together with the instruments of the program's first iteration, and is called for every
@@ -236,9 +237,6 @@ class WholeProgram:
 
         self._module_call = Module._call_impl.__code__
         self._open = True
-
-    def begin_iteration(self, index: int) -> None:
-        """Do nothing."""
 
     def end_iteration(self, index: int) -> None:
         """Close the only step."""
@@ -293,7 +291,7 @@ class WholeProgram:
         )
 
 
-class TimelineInstrument:
+class TimelineInstrument(Instrument):
     """Runs torch.profiler over the iterations and writes its trace to a file.
 
     Each iteration is marked as torch.profiler marks its steps, without the time in which the
@@ -349,9 +347,6 @@ class TimelineInstrument:
                 f"{left} {self.skipped} iterations in which the program itself used torch.profiler"
             )
         return "; ".join(notes) or None
-
-    def start(self) -> None:
-        """Do nothing: recording starts with the first iteration not profiled by the program."""
 
     def begin_iteration(self, index: int) -> None:
         """Mark the beginning of a step; start recording if that was not possible before."""
