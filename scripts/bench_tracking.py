@@ -158,14 +158,11 @@ def bench(size: str, rounds: int) -> dict[str, float]:
     session = Session("cpu", spec)
     session.install(())
     steps = StepWatcher(
+        session.interception,
         boundary=lambda: None,
         joined=lambda: None,
         step_begins=session.optimizer_begins,
         step_ended=session.optimizer_ended,
-        optimizers=session.interception.optimizers,
-        is_tracked_thread=lambda: True,
-        anomalies=session.anomalies,
-        internals=session.internals,
     )
     steps.install()
     session.add_model(model)

@@ -16,7 +16,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from unified_prof.tracking.activations import optimizers
-from unified_prof.tracking.torch_internals import TorchInternals
+from unified_prof.tracking.interception import Interception
 from unified_prof.tracking.torch_names import Patches
 
 BACKWARD_PASSES = "backward passes"
@@ -33,22 +33,22 @@ class InferredLoop:
     choice is final after the first measured iteration.
 
     Args:
+        interception: Reports backward passes and calls of compiled code.
         boundary: Called where an iteration ends.
         joined: Called if another event ends iterations from now on; discards measurements.
         measuring: Returns True if an iteration was measured with the current kind of event.
         bottoms: Code objects at which the program's stack ends.
-        internals: Access to torch.
         called: Called after each call of a module if such calls end iterations.
     """
 
     def __init__(
         self,
+        interception: Interception,
         *,
         boundary: Callable[[], None],
         joined: Callable[[], None],
         measuring: Callable[[], bool],
         bottoms: frozenset[CodeType],
-        internals: TorchInternals,
         called: Callable[[], None] = lambda: None,
     ) -> None:
         self._called = called
@@ -56,7 +56,7 @@ class InferredLoop:
         self._joined = joined
         self._measuring = measuring
         self._bottoms = bottoms
-        self._internals = internals
+        self._interception = interception
         self._thread = get_ident()
         self._patches = Patches()
         self._watching = False
@@ -80,15 +80,21 @@ class InferredLoop:
         """Number of module calls and backward passes in other threads."""
 
     def install(self) -> None:
-        """Start watching module calls."""
+        """Start watching module calls and backward passes."""
         if self._bottoms:  # optimizers that existed before the script do not count
             self._earlier_optimizers = {id(one): weakref.ref(one) for one in optimizers()}
         self._watching = True
+        self._interception.on_backward = self.engine_ended
+        self._interception.hide_from_compiler = self.hide_from_compiler
+        self._interception.module_begins = self.call_begins
         self._take_places()
 
     def remove(self) -> None:
         """Stop watching."""
         self._watching = self._is_due = False
+        self._interception.on_backward = None
+        self._interception.hide_from_compiler = None
+        self._interception.module_begins = None
         self._patches.restore()
 
     def hide_from_compiler(self, module: Any, call: Callable[[], Any]) -> Any:
@@ -117,7 +123,7 @@ class InferredLoop:
         return result
 
     def _take_places(self) -> None:
-        self._internals.replace(self._patches, "module_call", self._wrap_call)
+        self._interception.internals.replace(self._patches, "module_call", self._wrap_call)
 
     def engine_ended(self, frame: FrameType) -> None:
         """Note that the autograd engine has run, called from `frame`."""

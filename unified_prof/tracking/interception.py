@@ -42,13 +42,9 @@ _ENGINE_ENTRIES = (
     "vmap_transform",
 )
 
-# Functions whose time is a part of an iteration.
-_PARTS = {
-    "clip_grad_norm": GRADIENT_CLIPPING,
-    "clip_grad_norm_module": GRADIENT_CLIPPING,
-    "clip_grad_value": GRADIENT_CLIPPING,
-    "clip_grad_value_module": GRADIENT_CLIPPING,
-}
+_CLIPPING = (
+    "clip_grad_norm", "clip_grad_norm_module", "clip_grad_value", "clip_grad_value_module"
+)  # fmt: skip
 # Methods that wait for the device. Not `__float__`: the compiler breaks its graph at a replacement.
 _READS = ("tensor_item", "tensor_tolist", "tensor_bool", "tensor_int", "tensor_index")
 _READS_WITH_OPTIONS = ("tensor_cpu", "tensor_numpy")
@@ -58,7 +54,7 @@ class Interception:
     """Passes intercepted calls on the tracked thread to the active recorder."""
 
     def __init__(self, internals: TorchInternals) -> None:
-        self._internals = internals
+        self.internals = internals
         self._modes = ModeStack(internals)
         self._recorder: Recorder | None = None
         self._run: Runner | None = None
@@ -90,19 +86,19 @@ class Interception:
         """Patch torch; `remove` undoes it."""
         self._records = True
         self.install_parts()
-        replace = self._internals.replace
+        replace = self.internals.replace
         replace(self._patches, "checkpoint", self._wrap_checkpoint)
         replace(self._patches, "function_apply", self._wrap_apply)
         replace(self._patches, "save", functools.partial(self._wrap_part, SAVING))
         replace(self._patches, "script_module_call", self._wrap_script_module)
         # Attention refuses its inference fast path if any function mode is active.
         replace(self._patches, "has_torch_function", self._wrap_has_torch_function)
-        self._internals.watch_saved_tensor_hooks(self._patches)
+        self.internals.watch_saved_tensor_hooks(self._patches)
 
     def install_parts(self) -> None:
         """Patch only what `observe` needs; `remove` undoes it."""
         self._thread = get_ident()
-        replace = self._internals.replace
+        replace = self.internals.replace
         replace(self._patches, "backward_engine", self._wrap_engine)
         replace(self._patches, "autograd_engine", self._wrap_engine)
         for entry in _ENGINE_ENTRIES:
@@ -112,8 +108,8 @@ class Interception:
         replace(self._patches, "optimizer_zero_grad", self._wrap_zero_grad)
         replace(self._patches, "module_zero_grad", self._wrap_zero_grad)
         replace(self._patches, "dataloader_next", self._wrap_next)
-        for entry, part in _PARTS.items():
-            replace(self._patches, entry, functools.partial(self._wrap_part, part))
+        for entry in _CLIPPING:
+            replace(self._patches, entry, functools.partial(self._wrap_part, GRADIENT_CLIPPING))
         for entry in _READS:
             replace(self._patches, entry, self._wrap_read)
         for entry in _READS_WITH_OPTIONS:
@@ -331,20 +327,20 @@ class Interception:
 
     def _patch_dynamo(self) -> None:
         """Patch the compiler once it has been imported."""
-        if self._dynamo_patched or not self._internals.is_imported("compiled_module_call"):
+        if self._dynamo_patched or not self.internals.is_imported("compiled_module_call"):
             return
         self._dynamo_patched = True
-        replace = self._internals.replace
+        replace = self.internals.replace
         replace(self._patches, "compiled_module_call", self._wrap_optimized_module)
         if self._records:
             replace(self._patches, "compiler_stance", self._wrap_stance)
             replace(self._patches, "compilation", self._wrap_compilation)
-        skip = self._internals.find("compiler_skips")
+        skip = self.internals.find("compiler_skips")
         if skip is not None:
             try:
                 torch_names.exclude_from_compilation(skip)
             except Exception as error:  # its interface has changed
-                self._internals.note("compiler_skips", error)
+                self.internals.note("compiler_skips", error)
 
     def _wrap_compilation(self, callbacks: Any) -> Any:
         """Wrap the context manager within which code is compiled."""
@@ -366,7 +362,7 @@ class Interception:
                 self.module_begins()
             if self._active() is None:
                 return self._run_hidden(module, lambda: bound(*args, **kwargs))
-            label = f"torch.compile({self._internals.original_class(module)})"
+            label = f"torch.compile({self.internals.original_class(module)})"
             frame = sys._getframe(1)
             return self._run_hidden(
                 module, lambda: self._run_compiled(label, bound, frame, args, kwargs, module)

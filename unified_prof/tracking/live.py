@@ -125,10 +125,10 @@ class LiveTracking:
         self.report_error = self._session.report_error
         self._session.ended_well = error is None
         failures = []
-        if not self._loop.finished and not self._session.measured_each_kind:
+        if not self._loop.driver.finished and not self._session.measured_each_kind:
             failures.append(self._session.why_incomplete(error))
         if error is None:
-            self.tracked = self._session.result(complete=self._loop.finished)
+            self.tracked = self._session.result(complete=self._loop.driver.finished)
         else:  # the caller must see the program's own error
             self.tracked = self._session.result_or_none()
         failures += self._session.faults  # the device may have reported one only now

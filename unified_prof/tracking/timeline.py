@@ -193,24 +193,6 @@ class ProfilersHere:
                     torch.ops.profiler._record_function_exit._RecordFunction(one.record)
 
 
-def patch_profiler_starts(patches: Patches, thread: int, give_way: Callable[[], None]) -> None:
-    """Call `give_way` before the program starts a profiler in `thread`."""
-    from torch.autograd import profiler, profiler_legacy
-
-    def after_ours(start: Any) -> Any:
-        def start_after_ours(*arguments: Any, **options: Any) -> Any:
-            if get_ident() == thread:
-                give_way()
-            return start(*arguments, **options)
-
-        return start_after_ours
-
-    for module in (profiler, profiler_legacy):
-        for name in _STARTS:
-            if (start := vars(module).get(name)) is not None:
-                patches.replace(module, name, after_ours(start))
-
-
 # Maximum number of recorded operations for a program that marks no iterations.
 _MAX_OPERATIONS = 20_000
 
@@ -377,7 +359,7 @@ class TimelineInstrument(Instrument):
         if profiler is not None:
             self._profiler = self._call("start_trace", profiler)
         if self._profiler is not None:
-            patch_profiler_starts(self._patches, self._thread, self._give_way)
+            self._watch_starts()
 
     def _make_ready(self) -> None:
         """Prepare torch.profiler, unless the program uses it now."""
@@ -400,7 +382,24 @@ class TimelineInstrument(Instrument):
             )
         self._prepared = self._call("prepare_trace", make_profiler(self._device, details))
         if self._prepared is not None:
-            patch_profiler_starts(self._patches, self._thread, self._give_way)
+            self._watch_starts()
+
+    def _watch_starts(self) -> None:
+        """Give way before the program starts a profiler in this thread."""
+        from torch.autograd import profiler, profiler_legacy
+
+        def after_ours(start: Any) -> Any:
+            def start_after_ours(*arguments: Any, **options: Any) -> Any:
+                if get_ident() == self._thread:
+                    self._give_way()
+                return start(*arguments, **options)
+
+            return start_after_ours
+
+        for module in (profiler, profiler_legacy):
+            for name in _STARTS:
+                if (start := vars(module).get(name)) is not None:
+                    self._patches.replace(module, name, after_ours(start))
 
     def open_step(self) -> None:
         """Mark the beginning of a step, unless the program marks its steps itself."""
@@ -420,7 +419,11 @@ class TimelineInstrument(Instrument):
     def end_recording(self, *, keep: bool) -> None:
         """Stop recording; if `keep` is True, write the trace of the complete iterations."""
         self.halt()
-        self._drop_prepared()
+        prepared, self._prepared = self._prepared, None
+        if prepared is not None:  # it never recorded
+            with suppress(RuntimeError):
+                prepared.start_trace()
+                prepared.stop_trace()
         profiler, self._profiler = self._profiler, None
         try:
             if profiler is not None and self.iterations and keep:
@@ -459,15 +462,6 @@ class TimelineInstrument(Instrument):
             self.failure = f"torch.profiler failed: {_first_line(err)}"
             return None
         return profiler
-
-    def _drop_prepared(self) -> None:
-        """Stop a prepared profiler that never recorded."""
-        profiler, self._prepared = self._prepared, None
-        if profiler is not None:
-            self._patches.restore()
-            with suppress(RuntimeError):
-                profiler.start_trace()
-                profiler.stop_trace()
 
     def _give_way(self) -> None:
         if self._profiler is not None or self._prepared is not None:

@@ -124,11 +124,15 @@ class TorchInternals(TorchLookup):
         self._saved_fields: dict[Any, tuple[str, ...]] = {}
         self._pushed_hooks: PushedHooks | None = None
         self._carrier = _plain_tensor()
-        self.sequence_number: Callable[[], int] = self._probed_counter()
+        self.sequence_number: Callable[[], int] = self._attempt(
+            "sequence_number", self._probed_counter, lambda: 0
+        )
         """Returns the number of autograd nodes that this thread has created; 0 if not available."""
         self.node_number: Callable[[Any], int] = methodcaller(PLACES["node_number"].path)
         """Returns the value that `sequence_number` had when a node was created."""
-        self.plainly: Callable[[], Any] = self._without_torch_function()
+        self.plainly: Callable[[], Any] = self._attempt(
+            "disable_torch_function", self._without_torch_function, nullcontext
+        )
         """Returns a context manager that disables function modes and `__torch_function__`."""
         self.storage_key: Callable[[Any], int] = self._storage_key()
         """Returns a key of a storage that is unique while the storage exists."""
@@ -206,25 +210,20 @@ class TorchInternals(TorchLookup):
             return None
         return found
 
-    def _without_torch_function(self) -> Callable[[], Any]:
-        found = self.find("disable_torch_function")
+    def _attempt(self, key: str, action: Callable[[], Any], default: Any) -> Any:
+        """Return the result of `action`; if it fails, record the name at `key` as unsupported."""
         try:
-            with found():
-                pass
+            return action()
         except Exception as error:
-            self.note("disable_torch_function", error)
-            return nullcontext
-        return found  # type: ignore[no-any-return]
+            self.note(key, error)
+            return default
 
     def current_node(self) -> Callable[[], Any] | None:
         """Return a function that returns the autograd node about to run; None if not available."""
         found = self.find_once("current_node")
-        try:
-            found()  # no node is running
-        except Exception as error:
-            self.note("current_node", error)
-            return None
-        return found  # type: ignore[no-any-return]
+        # No node is running: the call only shows that it works.
+        works = self._attempt("current_node", lambda: found() or True, default=False)
+        return found if works else None
 
     def hooking(self, hooks: dict[int, Any]) -> Callable[[Any], None] | None:
         """Return a function that makes a node call `hooks` before it runs; None if not available.
@@ -245,11 +244,7 @@ class TorchInternals(TorchLookup):
     def weak_storage(self, storage: Any) -> Any:
         """Return an object that keeps the address of `storage` in use, but not its data."""
         make = self.find("storage_reference")
-        try:
-            return make(storage)
-        except Exception as error:
-            self.note("storage_reference", error)
-            return None
+        return self._attempt("storage_reference", lambda: make(storage), None)
 
     def saved_fields(self, node_type: Any) -> tuple[str, ...]:
         """Return the attributes in which nodes of a type keep packed saved tensors."""
@@ -303,20 +298,12 @@ class TorchInternals(TorchLookup):
     def is_transformed(self, tensor: Any) -> bool:
         """Return True if a tensor exists, or may exist, only within a torch.func transform."""
         function = self.find_once("functorch_wrapped")
-        try:
-            return bool(function(tensor))
-        except Exception as error:
-            self.note("functorch_wrapped", error)
-            return True
+        return bool(self._attempt("functorch_wrapped", lambda: function(tensor), default=True))
 
     def profiler_enabled(self) -> bool:
         """Return True if torch's profiler is running in this process; False if not available."""
         found = self.find("profiler_enabled")
-        try:
-            return bool(found())
-        except Exception as error:
-            self.note("profiler_enabled", error)
-            return False
+        return bool(self._attempt("profiler_enabled", lambda: found(), default=False))
 
     def set_log_level(self, level: int | None) -> int | None:
         """Set torch's C++ log level and return the previous one, None if unknown or unchanged."""
@@ -336,12 +323,14 @@ class TorchInternals(TorchLookup):
 
     def _probed_counter(self) -> Callable[[], int]:
         found = self.find("sequence_number")
-        try:
-            if not isinstance(found(), int):
-                raise TypeError("it returns no number")
-        except Exception as error:
-            self.note("sequence_number", error)
-            return _always_0
+        if not isinstance(found(), int):
+            raise TypeError("it returns no number")
+        return found  # type: ignore[no-any-return]
+
+    def _without_torch_function(self) -> Callable[[], Any]:
+        found = self.find("disable_torch_function")
+        with found():
+            pass
         return found  # type: ignore[no-any-return]
 
     def _storage_key(self) -> Callable[[Any], int]:
@@ -357,15 +346,7 @@ class TorchInternals(TorchLookup):
         return key_or_address
 
 
-def _nothing_there_count() -> int:
-    return 0
-
-
-def _nothing_there_push(_mode: Any) -> None:
-    pass
-
-
-_nothing_there = (_nothing_there_count, _nothing_there_count, _nothing_there_push)
+_nothing_there = (lambda: 0, lambda: 0, lambda _mode: None)
 
 
 def _plain_tensor() -> Any:
@@ -379,7 +360,3 @@ def _plain_tensor() -> Any:
 
 def _same(value: Any) -> Any:
     return value
-
-
-def _always_0() -> int:
-    return 0

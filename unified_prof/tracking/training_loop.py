@@ -18,9 +18,9 @@ from types import CodeType, FrameType
 from typing import Any
 
 from unified_prof.tracking.inferred_iterations import InferredLoop
+from unified_prof.tracking.interception import Interception
 from unified_prof.tracking.session import Session
-from unified_prof.tracking.torch_internals import TorchInternals
-from unified_prof.tracking.torch_names import Anomalies, Patches
+from unified_prof.tracking.torch_names import Patches
 
 # Number of new optimizers beside which an older one has stepped when it takes the lead for good.
 _NEW_BESIDE = 3
@@ -30,36 +30,30 @@ class StepWatcher:
     """Watches the optimizers of this thread.
 
     Args:
+        interception: Gets each optimizer that steps.
         boundary: Called after each step of the leader, which ends an iteration.
         joined: Called after the first step of an optimizer that takes the lead from another.
         step_begins: Called before each step, and when a step continues after the program's closure.
         step_ended: Called after each step, and when a step calls the program's closure.
-        optimizers: Gets each optimizer that steps.
-        is_tracked_thread: Returns True if this thread belongs to the tracked program.
-        anomalies: Counts steps that cannot be tracked.
-        internals: Access to torch.
     """
 
     def __init__(
         self,
+        interception: Interception,
         *,
         boundary: Callable[[], None],
         joined: Callable[[], None],
         step_begins: Callable[[], None],
         step_ended: Callable[[], None],
-        optimizers: weakref.WeakSet[Any],
-        is_tracked_thread: Callable[[], bool],
-        anomalies: Anomalies,
-        internals: TorchInternals,
     ) -> None:
-        self._is_tracked_thread = is_tracked_thread
-        self._internals = internals
+        self._is_tracked_thread = interception.is_tracked_thread
+        self._internals = interception.internals
+        self._anomalies = self._internals.anomalies
+        self._optimizers = interception.optimizers
         self._boundary = boundary
         self._joined = joined
         self._step_begins = step_begins
         self._step_ended = step_ended
-        self._optimizers = optimizers
-        self._anomalies = anomalies
         self._thread = get_ident()
         self._known: weakref.WeakKeyDictionary[Any, tuple[int, int]] = weakref.WeakKeyDictionary()
         """Which optimizer was the newest when this one stepped, and how many were so far."""
@@ -238,50 +232,30 @@ class TrackedLoop:
     ) -> None:
         self._session = session
         self._on_finished = on_finished
-        self._driver = session.driver(setup_first=True)
+        self.driver = session.driver(setup_first=True)
         self._whole = True
         self._steps = StepWatcher(
+            session.interception,
             boundary=self._marked,
             joined=self._rejoined,
             step_begins=session.optimizer_begins,
             step_ended=session.optimizer_ended,
-            optimizers=session.interception.optimizers,
-            is_tracked_thread=session.interception.is_tracked_thread,
-            anomalies=session.anomalies,
-            internals=session.internals,
         )
         self._unmarked = InferredLoop(
+            session.interception,
             boundary=self._unmarked_boundary,
             joined=self._restart,
             measuring=lambda: bool(session.run_time.count or session.memory.count),
             bottoms=bottoms,
-            internals=session.internals,
             called=session.run_time.note_model_ended,
         )
-        session.on_abandon += [
-            self._driver.abandon,
-            self._steps.remove,
-            self._unmarked.remove,
-        ]
-
-    @property
-    def finished(self) -> bool:
-        """True if everything was measured."""
-        return self._driver.finished
-
-    @property
-    def tracking_error(self) -> Exception | None:
-        """First failure of uprof itself."""
-        return self._driver.error
+        session.on_abandon += [self.driver.abandon, self._steps.remove, self._unmarked.remove]
 
     def begin(self) -> None:
         """Start watching on this thread; the session must be installed."""
         self._steps.install()
         self._unmarked.install()
-        self._session.interception.on_backward = self._unmarked.engine_ended
-        self._session.interception.hide_from_compiler = self._unmarked.hide_from_compiler
-        self._session.interception.module_begins = self._unmarked.call_begins
-        self._driver.begin()
+        self.driver.begin()
 
     def mark(self, samples: int | None = None) -> None:
         """End an iteration, as marked by the program."""
@@ -289,41 +263,35 @@ class TrackedLoop:
 
     def ended(self) -> None:
         """Note that the program ended normally; without a step, it is one iteration."""
-        if self.finished:
+        if self.driver.finished:
             return
         if self._whole:
             self._session.note_whole_program()
-            self._driver.boundary()
+            self.driver.boundary()
         elif self._unmarked.boundaries == 1 and self._unmarked.ended_by is not None:
             self._session.note_whole_program()  # the first iteration lacks only the end
 
     def close(self) -> None:
         """Stop watching."""
-        self._driver.close()
+        self.driver.close()
         self._stop_watching()
         self._session.remove()
 
     def _stop_watching(self) -> None:
         self._session.untracked_work.in_threads = self._steps.elsewhere + self._unmarked.elsewhere
         self._steps.remove()
-        self._ignore_unmarked()
-
-    def _ignore_unmarked(self) -> None:
-        self._session.interception.on_backward = None
-        self._session.interception.hide_from_compiler = None
-        self._session.interception.module_begins = None
         self._unmarked.remove()
 
     def _marked(self) -> None:
         """Handle an optimizer step or mark; other events no longer end iterations."""
-        self._ignore_unmarked()
+        self._unmarked.remove()
         if self._unmarked.ended_by is None:
             self._boundary()
         else:
             self._rejoined()
 
     def _rejoined(self) -> None:
-        self._ignore_unmarked()
+        self._unmarked.remove()
         self._unmarked.ended_by = None
         self._session.facts.pop(ENDED_BY, None)
         self._restart()
@@ -337,16 +305,16 @@ class TrackedLoop:
         self._boundary()
 
     def _boundary(self) -> None:
-        if not self.finished:  # the program may go on marking its steps
+        if not self.driver.finished:  # the program may go on marking its steps
             self._session.interception.outside_engine(self._end_iteration)
 
     def _end_iteration(self) -> None:
         if self._session.device.is_capturing:  # nothing runs at this time, so no iteration ends
             return
         self._whole = False
-        self._driver.boundary()
+        self.driver.boundary()
         self._session.discard_setup()
-        if self.finished:
+        if self.driver.finished:
             self._stop_watching()
             self._session.measured()
             if self._on_finished is not None:
@@ -356,6 +324,6 @@ class TrackedLoop:
         self._session.interception.outside_engine(self._restart_measuring)
 
     def _restart_measuring(self) -> None:
-        if not (self.finished or self._session.device.is_capturing):
+        if not (self.driver.finished or self._session.device.is_capturing):
             self._session.restarted()
-            self._driver.restart(stage=1)
+            self.driver.restart(stage=1)

@@ -11,7 +11,6 @@ import functools
 import gc
 import os
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
@@ -23,7 +22,7 @@ from typing import Any
 
 from unified_prof.sqlite.watch_file import StepRow
 from unified_prof.tracking.device import Device, HostClock
-from unified_prof.tracking.driver import Instrument
+from unified_prof.tracking.driver import MEASURING, Instrument
 from unified_prof.tracking.inferred_iterations import InferredLoop
 from unified_prof.tracking.interception import Interception
 from unified_prof.tracking.passes import (
@@ -205,21 +204,18 @@ class StepCollector:
         self._gc_ns = self._gc_began_ns = self._memory_due_ns = 0
         self._statm = -1
         self._steps = StepWatcher(
+            self._interception,
             boundary=self._marked,
             joined=self._restarted,
             step_begins=self._optimizer_begins,
             step_ended=self._optimizer_ended,
-            optimizers=self._interception.optimizers,
-            is_tracked_thread=self._interception.is_tracked_thread,
-            anomalies=self.anomalies,
-            internals=self._internals,
         )
         self._unmarked = InferredLoop(
+            self._interception,
             boundary=lambda: self._interception.outside_engine(self._end_step),
             joined=self._restarted,
             measuring=lambda: self._step > 0,
             bottoms=frozenset(bottoms),
-            internals=self._internals,
         )
 
     @property
@@ -238,13 +234,10 @@ class StepCollector:
         self._internals.replace(self._patches, "dataloader_next", self._wrap_loader)
         self._steps.install()
         self._unmarked.install()
-        self._interception.on_backward = self._unmarked.engine_ended
-        self._interception.hide_from_compiler = self._unmarked.hide_from_compiler
-        self._interception.module_begins = self._unmarked.call_begins
         gc.callbacks.append(self._collected)
         with suppress(OSError):
             self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
-        _stop_in_children(self)
+        MEASURING.add(self)
 
     def end(self) -> None:
         """Stop and pass on the remaining rows."""
@@ -256,6 +249,7 @@ class StepCollector:
 
     def abandon(self) -> None:
         """Stop without using the device, as in a forked child."""
+        MEASURING.discard(self)
         self._parts = self._on_device = None
         self._outstanding.clear()
         self._steps.remove()
@@ -282,20 +276,14 @@ class StepCollector:
     def _marked(self) -> None:
         """Handle an optimizer step or mark; other events no longer end steps."""
         if self._interception.on_backward is not None:
-            self._forget_unmarked()
+            self._unmarked.remove()
         self._interception.outside_engine(self._end_step)
 
     def _restarted(self) -> None:
         """Handle another kind of end: the current step is not complete."""
         if self._steps.steps and self._interception.on_backward is not None:
-            self._forget_unmarked()
+            self._unmarked.remove()
         self._interception.outside_engine(self._begin_again)
-
-    def _forget_unmarked(self) -> None:
-        self._interception.on_backward = None
-        self._interception.hide_from_compiler = None
-        self._interception.module_begins = None
-        self._unmarked.remove()
 
     def _optimizer_begins(self) -> None:
         if self._parts is not None:
@@ -375,7 +363,15 @@ class StepCollector:
             if marks and passes is None and not last and len(waiting) < _MAX_OUTSTANDING:
                 return
             waiting.popleft()
-            self._take(_with_passes(row, passes))
+            values = dict.fromkeys(_PASSES) if passes is None else passes
+            self._take(
+                row._replace(
+                    forward_ns=values[FORWARD],
+                    backward_ns=values[BACKWARD],
+                    optimizer_ns=values[OPTIMIZER],
+                    device_ns=None if passes is None else sum(passes.values()),
+                )
+            )
 
     def _memory(self) -> tuple[int | None, int | None]:
         """Return allocated and reserved bytes; None if unknown, or not due."""
@@ -416,34 +412,6 @@ class StepCollector:
             return batch
 
         return counted
-
-
-def _with_passes(row: StepRow, passes: dict[str, int] | None) -> StepRow:
-    """Return the row of a step on a device with the device times of its passes."""
-    values = [None] * 3 if passes is None else [passes[part] for part in _PASSES]
-    total = None if passes is None else sum(passes.values())
-    return row._replace(
-        forward_ns=values[0], backward_ns=values[1], optimizer_ns=values[2], device_ns=total
-    )
-
-
-_collector: weakref.ref[StepCollector] | None = None
-_registered = False
-
-
-def _stop_in_children(collector: StepCollector) -> None:
-    """Stop measuring in forked children, which must not use the device."""
-    global _collector, _registered
-    _collector = weakref.ref(collector)
-    if not _registered and hasattr(os, "register_at_fork"):
-        _registered = True
-        os.register_at_fork(after_in_child=_abandon)
-
-
-def _abandon() -> None:
-    collector = None if _collector is None else _collector()
-    if collector is not None:
-        collector.abandon()
 
 
 class StepCapture:

@@ -42,35 +42,20 @@ _MODULE_NAME = "__uprof_workload__"
 class ProviderRun:
     """One run of a script with providers."""
 
-    hint = None
-
     def __init__(self, session: Session, program: Program, code: CodeType, prefix: str) -> None:
         self._session = session
         self._program = program
         self._code = code
         self._prefix = prefix
-        self._driver = session.driver(setup_first=False)
+        self.driver = session.driver(setup_first=False)
         self._steps = StepWatcher(
+            session.interception,
             boundary=lambda: None,
             joined=lambda: None,
             step_begins=session.optimizer_begins,
             step_ended=session.optimizer_ended,
-            optimizers=session.interception.optimizers,
-            is_tracked_thread=session.interception.is_tracked_thread,
-            anomalies=session.anomalies,
-            internals=session.internals,
         )
-        session.on_abandon += [self._driver.abandon, self._steps.remove]
-
-    @property
-    def finished(self) -> bool:
-        """True if everything was measured."""
-        return self._driver.finished
-
-    @property
-    def tracking_error(self) -> Exception | None:
-        """First failure of uprof itself."""
-        return self._driver.error
+        session.on_abandon += [self.driver.abandon, self._steps.remove]
 
     def run(self) -> BaseException | None:
         """Run the workload; return the exception that it raised, or None.
@@ -94,7 +79,7 @@ class ProviderRun:
 
     def _drive(self, namespace: dict[str, Any]) -> None:
         """Create the model once and run its iteration as often as needed."""
-        session, driver = self._session, self._driver
+        session, driver = self._session, self.driver
         execute(self._code, namespace)
         providers = checked_providers(namespace, self._prefix, self._program.path)
         model = call_program(providers.model)
@@ -115,13 +100,9 @@ class ProviderRun:
 
     def close(self) -> None:
         """End the run."""
-        self._driver.close()
+        self.driver.close()
         self._steps.remove()
         self._session.remove()
-
-    def why_incomplete(self, error: BaseException | None) -> str:
-        """Return the reason why not everything was measured."""
-        return self._session.why_incomplete(error)
 
 
 class _StopAfterMeasuring(BaseException):
@@ -140,21 +121,8 @@ class ScriptRun:
             self._stop if session.spec.stop_after else None,
             frozenset((execute.__code__,)),
         )
-
-    @property
-    def hint(self) -> str:
-        """Hint to show if no iteration was measured."""
-        return self._session.hint()
-
-    @property
-    def finished(self) -> bool:
-        """True if everything was measured."""
-        return self._loop.finished
-
-    @property
-    def tracking_error(self) -> Exception | None:
-        """First failure of uprof itself."""
-        return self._loop.tracking_error
+        self.driver = self._loop.driver
+        self.close = self._loop.close
 
     def run(self) -> BaseException | None:
         """Run the script to its end; return the exception that it raised, or None."""
@@ -178,14 +146,6 @@ class ScriptRun:
         except BaseException as error:
             return error
         return None
-
-    def close(self) -> None:
-        """End the run."""
-        self._loop.close()
-
-    def why_incomplete(self, error: BaseException | None) -> str:
-        """Return the reason why not everything was measured."""
-        return self._session.why_incomplete(error)
 
     def _stop(self) -> None:
         raise _StopAfterMeasuring
@@ -245,22 +205,23 @@ def run_workload(device: str, spec: RunSpec, instruments: Sequence[Instrument] =
     session.ended_well = raised is None or (isinstance(raised, SystemExit) and not exit_code)
     failures: list[str] = []
     # If only some iterations are missing, `TrackedRun.complete` says so.
-    if not workload.finished and not session.measured_each_kind:
-        failures.insert(0, workload.why_incomplete(raised))
+    if not workload.driver.finished and not session.measured_each_kind:
+        failures.append(session.why_incomplete(raised))
     try:
-        tracked = session.result(complete=workload.finished)
+        tracked = session.result(complete=workload.driver.finished)
     except UprofError as refused:
         if exit_code:
             return Capture(exit_code, failure=str(refused))
-        _raise_fault(session, workload.tracking_error)
+        _raise_fault(session, workload.driver.error)
         raise MeasuringError(str(refused), hint=refused.hint, slug=refused.slug) from refused
     except Exception as bug:  # the workload's exit code is kept
         return Capture(exit_code, failure=f"tracking failed: {last_user_line(bug)}", error=bug)
     failures += session.faults  # last, because the device may report one only now
     failure = "; ".join(failures) or None
     if failure is not None and tracked is None and exit_code == 0:
-        _raise_fault(session, workload.tracking_error)
-        raise MeasuringError(failure, hint=workload.hint, slug="nothing-measured")
+        _raise_fault(session, workload.driver.error)
+        hint = session.hint() if prefix is None else None
+        raise MeasuringError(failure, hint=hint, slug="nothing-measured")
     return Capture(exit_code, tracked, failure=failure, error=session.report_error)
 
 
