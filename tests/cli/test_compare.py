@@ -506,6 +506,34 @@ def test_runs_without_common_operations_give_a_warning(base: Path, tmp_path: Pat
     assert "no operation of" in uprof("diff", base, other).stdout
 
 
+def test_gate_shows_what_a_regression_comes_from(
+    base: Path, slower: Path, same: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = uprof("gate", base, slower).stdout
+    assert text.partition("increases, operations\n")[2].splitlines()[1].endswith("model.py:11")
+    assert "increases, memory" not in text, "an activation explains 2 % of the larger peak"
+    assert "increases" not in uprof("gate", base, same).stdout
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary"))
+    uprof("gate", base, slower, "--quiet")
+    assert "### Largest increases, operations" in (tmp_path / "summary").read_text()
+
+
+def test_gate_names_the_part_of_an_iteration_that_grew(tmp_path: Path) -> None:
+    before = write_run(tmp_path / "before", waited_ms=0.0, parts_ms={"data_loading": 2.0})
+    after = write_run(tmp_path / "after", waited_ms=20.0, parts_ms={"data_loading": 62.0})
+    text = uprof("gate", before, after, "--metric", "total").stdout
+    parts = text.partition("parts of an iteration\n")[2].splitlines()
+    assert parts[1].startswith("data loading  2.00 ms  62.0 ms  +60.0 ms")
+    assert "waiting for CPU" not in text, "the compared times exclude it"
+
+
+def test_gate_refers_to_diff_if_no_operation_explains_a_regression(tmp_path: Path) -> None:
+    before, after = write_run(tmp_path / "before"), write_run(tmp_path / "after")
+    change = "UPDATE UPROF_ITERATIONS SET forward_ms = NULL, total_ms = 2 * total_ms"
+    execute(after / "run_time.sqlite", change)
+    assert "no operation explains" in uprof("gate", before, after, "--metric", "total").stdout
+
+
 def test_gate_pools_several_runs_per_side(base: Path, slower: Path, same: Path) -> None:
     document = json.loads(uprof("gate", base, same, "--new", slower, "--json").stdout)
     comparison = document["checks"][0]["comparison"]

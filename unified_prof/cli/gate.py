@@ -16,7 +16,7 @@ from unified_prof.cli import output as printing
 from unified_prof.cli.gate_options import FORMATS, MetricOptions, WorkloadOption, end_with_verdict
 from unified_prof.cli.output import Printer, ResultOptions
 from unified_prof.compare import gate as analysis
-from unified_prof.compare.diff import comparability_warnings
+from unified_prof.compare.diff import comparability_warnings, diff
 from unified_prof.pipeline import report_input
 
 if TYPE_CHECKING:
@@ -240,4 +240,6 @@ def gate(
         for doubt in comparability_warnings(*pair):
             printer.warning(f"{name}: {doubt}" if name else doubt)
     labels = {name: (base.label, new.label) for name, (base, new) in pairs.items()}
-    end_with_verdict(verdict, labels, target, quiet=result.quiet)
+    worse = [name for name, one in found.each.items() if one.outcome == "regression"]
+    causes = {name: diff(*(pairs.get(name) or pairs[""])) for name in worse}
+    end_with_verdict(verdict, labels, target, causes=causes, quiet=result.quiet)

@@ -15,6 +15,7 @@ from unified_prof.cli import command as cli
 from unified_prof.cli import output as printing
 from unified_prof.cli.output import Target
 from unified_prof.compare import gate as analysis
+from unified_prof.compare.diff import Difference
 from unified_prof.errors import OutputError, system_errors
 
 FORMATS = ("text", "json", "markdown", "junit")
@@ -96,24 +97,26 @@ def end_with_verdict(
     labels: Mapping[str, tuple[str, str]],
     target: Target,
     *,
+    causes: Mapping[str, Difference] | None = None,
     quiet: bool,
 ) -> NoReturn:
     """Print or write a verdict, add it to the job summary of GitHub Actions, and exit with it.
 
-    `labels` has the names of both sides by workload; the name of a single workload is empty. If
-    `quiet`, text is not printed, since the exit code reports the verdict.
+    `labels` has the names of both sides by workload; the name of a single workload is empty.
+    `causes` has the differences of the workloads with a regression, which text shows. If `quiet`,
+    text is not printed, since the exit code reports the verdict.
 
     Raises:
         OutputError: The file or the summary cannot be written.
     """
-    from unified_prof.report import operation_difference as documents
+    from unified_prof.report import verdicts as documents
 
     def text(target: Target) -> str:
         if target.shape == "junit":
             return documents.verdict_junit(verdict, labels)
         return target.render(
             lambda: documents.verdict_fields(verdict, labels),
-            lambda: documents.verdict_document(verdict, labels),
+            lambda: documents.verdict_document(verdict, labels, causes),
         )
 
     if target.file is not None or not (quiet and target.shape == printing.TEXT):

@@ -13,8 +13,8 @@ from unified_prof.compare.history import Change, History, Point
 from unified_prof.report import names
 from unified_prof.report.document import Column, Document, name_column
 from unified_prof.report.html_parts import fill_page
-from unified_prof.report.operation_difference import limits_text
 from unified_prof.report.renderers import csv_text
+from unified_prof.report.verdicts import limits_text
 
 FORMAT_VERSION = 1
 # Width of the chart in a terminal, and in a terminal narrower than _WIDE.

@@ -1,18 +1,16 @@
-"""Comparisons of tracked workloads, and verdicts of the gate, as documents, JSON and JUnit XML."""
+"""Comparisons of tracked workloads as documents and JSON."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
-from xml.etree import ElementTree
 
 from unified_prof.compare.comparable import PEAK, TOTAL, Place, Waiting
 from unified_prof.compare.confidence import NoiseModel
 from unified_prof.compare.diff import Difference
-from unified_prof.compare.gate import Check, Limits, Outcome, Unit, Verdict, Verdicts
 from unified_prof.compare.operation_changes import (
     Change,
     KernelChange,
@@ -36,6 +34,7 @@ _HIDDEN_REASONS: dict[Status, str] = {
 }
 _NAMED_SHARE = 0.25  # Minimum share of the change of the total for a part to be named.
 _MAX_NAMED = 5  # Operations named in a sentence about types.
+_EXPLAINS = 0.1  # Minimum share of the increase of a total for a row to explain a regression.
 _ITEM_RATIOS = {0.25, 0.5, 2.0, 4.0}  # Ratios of the sizes of dtypes of floating point numbers.
 _TESTED = ("same", "unclear", "slower", "faster")
 _UNCHANGED: tuple[Status, ...] = ("same", "unclear", "inconclusive")
@@ -87,6 +86,36 @@ def add_difference(document: Document, found: Difference, *, top: int, everythin
         document.note("calls of a loop that changed alike are one row (xN); --format json has each")
     for line in _remarks(found, everything):
         document.note(line)
+
+
+def largest_increases(found: Difference, count: int) -> list[tuple[str, list[Column]]]:
+    """Return the largest increases of parts of an iteration, operations and sizes, as tables.
+
+    Increases below a tenth of that of the total are left out.
+    """
+    limits = {
+        metric: _EXPLAINS * (one.new_median - one.base_median)
+        for metric, one in found.totals.items()
+        if one.new_median > one.base_median
+    }
+    least_ns, least_bytes = limits.get(TOTAL, math.inf), limits.get(PEAK, math.inf)
+    is_excluded = found.waiting is not None and found.waiting.left_out
+    parts = [
+        part
+        for part in found.iteration_parts
+        if part.delta_ns >= least_ns and not (is_excluded and part.name == "waiting_for_cpu")
+    ]
+    changes = [one for one in sum_loops(found.changes) if one.delta_ns >= least_ns]
+    sizes = [one for one in sum_size_loops(found.size_changes) if one.delta_bytes >= least_bytes]
+    changes.sort(key=lambda one: (one.status in _UNCHANGED, -one.delta_ns))
+    parts.sort(key=lambda one: -one.delta_ns)
+    net_ns = found.new_ns - found.base_ns
+    tables = {
+        "parts of an iteration": parts and part_columns(tuple(parts[:count])),
+        "operations": changes and change_columns(tuple(changes[:count]), net_ns),
+        "memory": sizes and size_columns(tuple(sizes[:count])),
+    }
+    return [(name, columns) for name, columns in tables.items() if columns]
 
 
 def _hidden_statuses(found: Difference, everything: bool) -> tuple[Status, ...]:
@@ -491,162 +520,3 @@ def waiting_fields(waiting: Waiting | None) -> dict[str, Any] | None:
 
 def _waiting_share(share: float | None) -> str:
     return "unknown" if share is None else names.format_percent(100 * share)
-
-
-_FORMATTERS: dict[Unit, Callable[[float], str]] = {
-    "ns": names.format_duration,
-    "B": names.format_size,
-    "n": "{:,.0f}".format,
-    "x": "{:.3f} x".format,
-}
-_MARKS: dict[Outcome, str] = {"pass": "✅", "regression": "❌", "inconclusive": "⚠️"}
-
-# Workload -> names of baseline and candidate; the name of a single workload is empty.
-Labels = Mapping[str, tuple[str, str]]
-
-
-def verdict_document(verdict: Verdict | Verdicts, labels: Labels | None = None) -> Document:
-    """Return the document of a verdict on one workload or on several."""
-    several = isinstance(verdict, Verdicts)
-    each = verdict.each if isinstance(verdict, Verdicts) else {"": verdict}
-    document = Document()
-    document.title(f"uprof gate: {verdict.outcome}", mark=_MARKS[verdict.outcome])
-    if several:
-        document.fact("compared", f"{len(each)} workloads")
-    elif labels:
-        document.fact("compared", " -> ".join(labels[""]))
-    document.fact("limits", limits_text(verdict.limits))
-    if (effort := verdict.effort) is not None:
-        rounds = f"{effort.rounds} round{'s' * (effort.rounds > 1)}"
-        document.fact("measured", f"{rounds} in {effort.seconds:.0f} s")
-    rows = [(name, check) for name, one in each.items() for check in one.checks]
-    if isinstance(verdict, Verdicts):
-        rows += [(GEOMETRIC_MEAN, check) for check in verdict.together]
-    workloads = name_column("workload", (name for name, _ in rows))
-    columns = check_columns([check for _, check in rows])
-    document.table([workloads, *columns] if several else columns)
-    for note in _waiting_notes(each):
-        document.note(note)
-    if any(check.lacks_runs for _, check in rows):
-        document.note(MORE_RUNS)
-    return document
-
-
-def verdict_fields(verdict: Verdict | Verdicts, labels: Labels) -> dict[str, Any]:
-    """Return a verdict on one workload or on several as plain data for JSON."""
-    whole = {
-        "outcome": verdict.outcome,
-        "exit_code": verdict.exit_code,
-        "limits": asdict(verdict.limits),
-    }
-    effort = verdict.effort and asdict(verdict.effort)
-    found: dict[str, Any] = {"format_version": DIFFERENCE_FORMAT_VERSION}
-    if isinstance(verdict, Verdicts):
-        workloads = {
-            name: {
-                **_side_fields(labels[name]),
-                "outcome": one.outcome,
-                "waiting": waiting_fields(one.waiting),
-                "checks": [asdict(check) for check in one.checks],
-            }
-            for name, one in verdict.each.items()
-        }
-        mean = [asdict(check) for check in verdict.together]
-        found |= {**whole, "effort": effort, "workloads": workloads, "geometric_mean": mean}
-    else:
-        found |= {**_side_fields(labels[""]), **whole, "waiting": waiting_fields(verdict.waiting)}
-        found |= {"effort": effort, "checks": [asdict(check) for check in verdict.checks]}
-    plain: dict[str, Any] = finite_or_none(found)
-    return plain
-
-
-def _side_fields(sides: tuple[str, str]) -> dict[str, str]:
-    return dict(zip(("base", "new"), sides, strict=True))
-
-
-def verdict_junit(verdict: Verdict | Verdicts, labels: Labels) -> str:
-    """Render a verdict as JUnit XML: a suite per workload, and one for all if there are several.
-
-    An inconclusive check is an error, not a failure.
-    """
-    root = ElementTree.Element("testsuites")
-    each = verdict.each if isinstance(verdict, Verdicts) else {"": verdict}
-    for name, one in each.items():
-        root.append(junit_suite(f"uprof gate {name}".rstrip(), one.checks, *labels[name]))
-    if isinstance(verdict, Verdicts):
-        sides = ", ".join(labels)
-        root.append(junit_suite(f"uprof gate {GEOMETRIC_MEAN}", verdict.together, sides, sides))
-    ElementTree.indent(root)
-    return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
-
-
-def junit_suite(name: str, checks: Sequence[Check], base: str, new: str) -> ElementTree.Element:
-    """Return checks as a suite of test cases."""
-    outcomes = [check.outcome for check in checks]
-    suite = ElementTree.Element(
-        "testsuite",
-        name=names.neutral(name),
-        tests=str(len(outcomes)),
-        failures=str(outcomes.count("regression")),
-        errors=str(outcomes.count("inconclusive")),
-        skipped="0",
-    )
-    for check in checks:
-        case = ElementTree.SubElement(
-            suite,
-            "testcase",
-            classname=names.neutral(name).replace(" ", "."),
-            name=names.neutral(check.metric),
-        )
-        message = f"{check_values(check)}: {check.reason}"
-        if check.outcome == "regression":
-            ElementTree.SubElement(case, "failure", message=message)
-        elif check.outcome == "inconclusive":
-            ElementTree.SubElement(case, "error", message=message)
-        out = ElementTree.SubElement(case, "system-out")
-        out.text = names.neutral(f"{base} -> {new}: {message}")
-    return suite
-
-
-def check_columns(checks: Sequence[Check]) -> list[Column]:
-    """Return the table of checks."""
-    return [
-        name_column("metric", (check.metric for check in checks)),
-        name_column("outcome", (check.outcome for check in checks)),
-        Column("base -> new", tuple(check_values(check) for check in checks)),
-        Column(
-            "why",
-            tuple(names.neutral(check.reason) for check in checks),
-            is_name=True,
-            is_prose=True,
-        ),
-    ]
-
-
-def check_values(check: Check) -> str:
-    """Return the medians that a check compared as text."""
-    if check.comparison is None:
-        return names.NOT_MEASURED
-    show = _FORMATTERS[check.unit]
-    return f"{show(check.comparison.base_median)} -> {show(check.comparison.new_median)}"
-
-
-def limits_text(limits: Limits) -> str:
-    """Return the limits as text."""
-    return (
-        f"{limits.max_regress * 100:g} % and "
-        f"{names.format_duration(limits.min_abs_ns)} or "
-        f"{names.format_size(limits.min_abs_bytes)}"
-    )
-
-
-def _waiting_notes(each: Mapping[str, Verdict]) -> list[str]:
-    """Return the notes on waiting, one for all workloads if they are equal."""
-    found = [
-        (name, line)
-        for name, verdict in each.items()
-        if (line := waiting_text(verdict.waiting)) is not None
-    ]
-    if len(found) == len(each) and len({line for _, line in found}) == 1:
-        return [found[0][1]]
-    return [f"{name}: {line}" for name, line in found]

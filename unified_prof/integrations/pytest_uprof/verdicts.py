@@ -119,8 +119,9 @@ def table(judged: Mapping[str, Judged], *, compared: bool) -> list[str]:
 
 def _message(test: str, base: Run, new: Run, verdict: Verdict, known: Noise | None) -> str:
     """Return the message of a failed test: reasons and the operations that changed most."""
-    from unified_prof.report.operation_difference import check_values, difference_document
+    from unified_prof.report.operation_difference import difference_document
     from unified_prof.report.terminal import render_text
+    from unified_prof.report.verdicts import check_values
 
     found = diff(base, new, noise=known)
     lines = [f"uprof: {verdict.outcome} of {test} against {base.label}"]
