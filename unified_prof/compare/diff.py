@@ -86,7 +86,7 @@ def comparability_warnings(base: Run, new: Run) -> list[str]:
             "regardless of their number of iterations"
         )
     result += [
-        f"the run of {run.label} ended early"
+        f"the script of {run.label} ended before the measurement was complete"
         for run in (base, new)
         if run.facts.get("complete") == "false"
     ]

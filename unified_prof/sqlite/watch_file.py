@@ -35,7 +35,7 @@ _NAME = re.compile(r"watch_rank(\d+)(?:\.(\d+))?\.db")
 
 
 class StepRow(NamedTuple):
-    """A row of STEP; `schema.watch.Step` documents the columns."""
+    """A row of STEP; `schemas/watch` documents the columns."""
 
     step: int
     start_ns: int
@@ -62,7 +62,7 @@ _INSERT = "INSERT INTO STEP SELECT {} FROM json_each(?)".format(
 
 @dataclass(slots=True)
 class WatchEvent:
-    """A row of EVENT; `schema.watch.Event` documents the columns."""
+    """A row of EVENT; `schemas/watch` documents the columns."""
 
     id: int
     time_ns: int
