@@ -12,6 +12,7 @@ from tests.cli.test_report import uprof
 from tests.cluster.summaries import Contents, slow_text, write_summary
 from tests.report import browser
 from tests.report.browser import Browser
+from unified_prof.report import names
 
 WIDTHS = (390, 1280, 1920)
 needs_browser = [pytest.mark.slow, browser.needed]
@@ -119,6 +120,8 @@ class TestInABrowser:
         slow = expected["ranks"][37]
         figures = {**slow, **slow["blame"]}
         assert dict(rank) == {name: figures[name] for name, _ in rank}
+        caused = window.run("return document.querySelector('[data-key=caused_wait_ns]').innerText")
+        assert caused == names.format_duration(figures["caused_wait_ns"] / slow["steps"])
 
     def test_measure_and_order_can_be_selected(self, window: Browser, page: Path) -> None:
         window.open(page)

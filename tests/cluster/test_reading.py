@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -87,6 +88,11 @@ def test_parts_of_the_mean_step_add_up_to_its_duration(run: Path) -> None:
     mean = document(run)["run"]["mean_step"]
     parts = mean["compute_ns"] + mean["exposed_communication_ns"] + mean["idle_ns"]
     assert parts == pytest.approx(mean["span_ns"], abs=3)
+
+
+def test_waits_that_are_no_part_of_the_collective_wait_are_listed_beside_it(run: Path) -> None:
+    output = uprof("cluster", "report", run).stdout
+    assert re.search(r"collective wait \S+ ms \(pipeline wait \S+ ms of it\)", output)
 
 
 def test_report_of_a_rank_compares_it_with_its_stage(run: Path) -> None:

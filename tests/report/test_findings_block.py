@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.analysis.advice.faulty_runs import US, FaultyRun
-from tests.analysis.builders import Device, run_time_report
+from tests.analysis.builders import Device, run_time_report, training_step
 from tests.cli.test_report import uprof
 from tests.sql import execute
 from unified_prof.explain.advice import registry
@@ -42,6 +42,14 @@ def test_findings_are_printed_above_the_figures(tmp_path: Path) -> None:
     assert finding["kind"] == "host_bound"
     assert marked.index("### Findings") < marked.index("**device time**")
     assert EXPECTED in page
+
+
+def test_times_of_passes_add_up_to_the_device_time(tmp_path: Path) -> None:
+    with open_reports(training_step(tmp_path / "msprof_1.db")) as opened:
+        text = report_formats.produce_text(opened, ReportRequest(full_names=True))
+    (line,) = re.findall("^device time .*", text, re.MULTILINE)
+    assert "unattributed 240 ns (37.5 %)" in line  # the collective and the copy
+    assert sum(map(float, re.findall(r"\((\S+) %\)", line))) == pytest.approx(100, abs=0.2)
 
 
 def test_healthy_run_has_no_findings_block(tmp_path: Path) -> None:

@@ -49,6 +49,8 @@ SYMBOLS = {
         "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"
     ),
     "foo::bar(float*) [clone .kd]": "bar",
+    "void (anonymous namespace)::store<2048l, 4, false>((anonymous namespace)::Params)": "store",
+    f"before void {AT}fill<(int)4>(T3) (cudaLaunchKernel)": "before fill (cudaLaunchKernel)",
     "_Z9my_kernelPf": "my_kernel",
     "_ZN7acme_ai3ops12silu_and_mulI14__hip_bfloat16TnPFT_RKS3_EXadL_Z4siluIS2_ES3_S5_EEEEvPS3_i": (
         "silu_and_mul<...silu>"

@@ -121,6 +121,10 @@ def test_steps_are_marked_and_charted_with_their_idle_reasons(
             f"step {row['name']}: {names.format_duration(row['total_ns'])}; compute "
         )
         assert "idle: " in bar
+    below = window.run(
+        "return [...document.querySelectorAll('#steps .name')].map((one) => one.textContent)"
+    )
+    assert below == [f"{row['name']}: {names.format_duration(row['total_ns'])}" for row in rows]
     (whole,) = (one for one in expected["why_idle"] if one["step"] is None)
     legend = window.run("return document.querySelector('#split .legend').textContent")
     for reason, text in IN_WORDS.items():
@@ -138,8 +142,9 @@ def test_steps_are_marked_and_charted_with_their_idle_reasons(
 def test_roofline_has_a_dot_per_operation_and_a_line_per_peak(
     window: Browser, tmp_path: Path
 ) -> None:
+    operation = "aten::convolution_backward [32,1024,14,14] [1024,256,1,1]"
     rows: list[dict[str, Any]] = [
-        {"name": "mm [64,64]", "total_ns": 2000, "count": 2, "detail": "bf16, 989 TFLOP/s"}
+        {"name": operation, "total_ns": 2000, "count": 2, "detail": "bf16, 989 TFLOP/s"}
         | {"compute_tflop_per_s": 200.0, "intensity_flops_per_byte": 400.0, "of_peak_percent": 20},
         {"name": "add [64]", "total_ns": 500, "count": 1, "detail": "memory, 3,350 GB/s"}
         | {"compute_tflop_per_s": 0.1, "intensity_flops_per_byte": 0.08, "of_peak_percent": 4},
@@ -161,7 +166,10 @@ def test_roofline_has_a_dot_per_operation_and_a_line_per_peak(
     assert {"roofline", "timeline", "table", "memory", "provenance"} <= set(shown)
     assert len(shown) == len(set(shown))
     dots = "return [...document.querySelectorAll('#roofline .dot')].map((one) => one.dataset.name)"
-    assert window.run(dots) == ["mm [64,64]", "add [64]"]
+    assert window.run(dots) == [operation, "add [64]"]
+    assert operation.partition(" ")[0] in window.run(
+        "return [...document.querySelectorAll('#roofline text')].map((one) => one.textContent)"
+    ), "labels are names of operations, not cut within a shape"
     limits = "return [...document.querySelectorAll('.limit')].map((one) => one.dataset.limit)"
     assert window.run(limits) == ["bf16, 989 TFLOP/s", "memory, 3,350 GB/s"]
     window.run("document.querySelector('.roofline').focus()")

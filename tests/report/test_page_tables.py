@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.analysis.builders import Device
+from tests.analysis.builders import Device, run_time_report
 from tests.report import browser
 from tests.report.browser import Browser
 from tests.report.on_page import SCRIPT, click, table_names, write_page
@@ -60,6 +60,18 @@ def test_symbol_is_shown_short_and_found_by_its_full_name(window: Browser, tmp_p
     assert window.run(cell) == [short, symbol]
     window.press(*"unctor<float")
     assert window.run(cell) == [symbol, ""]
+
+
+def test_names_and_lines_take_one_line_each_if_the_window_has_room(
+    window: Browser, tmp_path: Path
+) -> None:
+    operation = ("torch::autograd::AccumulateGrad", 1.5, 3.0, [("resnet50_profiler.py", 46)])
+    window.open(write_page(run_time_report(tmp_path / "run_time.sqlite", [operation])))
+    height, left = window.run(
+        "const s = document.querySelector('#table .scroll'); return "
+        "[s.querySelector('tbody tr').offsetHeight, s.scrollWidth - s.clientWidth]"
+    )
+    assert (height < 40, left) == (True, 0)
 
 
 def test_figures_are_formatted_like_those_of_the_terminal(window: Browser, page: Path) -> None:

@@ -277,12 +277,13 @@ def cluster_headline(overview: Overview) -> list[tuple[str, str]]:
             f"{what} {names.format_duration(whole[name])}"
             for name, what in (
                 ("exposed_wait_ns", "collective wait"),
-                ("bubble_ns", "of which pipeline wait"),
                 ("setup_ns", "collective setup"),
                 ("input_late_ns", "late input"),
             )
             if whole[name]
         ]
+        if whole["bubble_ns"] and whole["exposed_wait_ns"]:
+            waits[0] += f" (pipeline wait {names.format_duration(whole['bubble_ns'])} of it)"
         if waits:
             lines.append(("waits", ", ".join(waits)))
     islands = {one.clock_island for one in overview.run.ranks} - {None}

@@ -19,7 +19,8 @@ ELLIPSIS = "..."
 OTHER_TENSORS = "inputs, temporaries and other tensors"
 _FUNCTION = re.compile(r"[A-Za-z_~][\w$]*$")
 _C_PARAMETERS = re.compile(r"[*&]|\b(void|bool|char|short|int|long|float|double|unsigned)\b")
-_COUNT = re.compile(r" x[\d,]+$")
+# Text around a symbol: `before SYMBOL (cudaLaunchKernel)` and `SYMBOL x2`.
+_AROUND = re.compile(r"(before |)(.+?)((?: \(\w+\))?(?: x[\d,]+)?)", re.DOTALL)
 _PLACE = re.compile(r"[^/\\\s]+:\d+(?: \(\+[\d,]+\))?$")
 # Characters at the end of a name in which a source location is searched.
 _MAX_PLACE_CHARS = 1000
@@ -76,14 +77,13 @@ def short_symbol(name: str, *, arguments: bool = False) -> str:
 
     If `arguments`, keep all template arguments, not only the most informative one.
     """
-    count = _COUNT.search(name)
-    text = name[: count.start()] if count else name
-    found = _parsed(text)
-    if found is None:
+    around = _AROUND.fullmatch(name)
+    found = _parsed(around[2]) if around else None
+    if around is None or found is None:
         return name
     function, inner = found
     words = _all_arguments(inner) if arguments else _informative_part(inner)
-    return f"{function}{words}{count[0] if count else ''}"
+    return f"{around[1]}{function}{words}{around[3]}"
 
 
 def truncate_middle(text: str, width: int) -> str:
@@ -122,12 +122,12 @@ def _parsed(text: str) -> tuple[str, list[str]] | None:
         return _mangled(text)
     if "<" not in text and "(" not in text:
         return None
-    text = _ANONYMOUS.sub("", text)
+    text, anonymous = _ANONYMOUS.subn("", text)
     pieces = _pieces(text)
     if pieces is None:
         return None
     head, after = pieces
-    is_symbol = "::" in head or head.startswith(_SYMBOL_PREFIXES)
+    is_symbol = bool(anonymous) or "::" in head or head.startswith(_SYMBOL_PREFIXES)
     if not is_symbol and not _C_PARAMETERS.search(text, len(head)):
         return None  # `Linear(in=3)`, `net.<lambda>`: no symbol
     if not _AFTER_PARAMETERS.fullmatch(after):

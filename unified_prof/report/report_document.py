@@ -53,6 +53,7 @@ _FAMILIES = {
 }
 _NUMBER = re.compile(r"\d{1,9}(?:\.\d{1,9})?", re.ASCII)
 _OTHER_TIME = "optimizer and other"
+_MIN_REST_SHARE = 0.001  # Minimum share of time outside known passes to be mentioned.
 # If the shapes of this share of kernel time are known, the share is not mentioned.
 _KNOWN_SHAPES_SHARE = 0.99
 _RATED_SHARE = 0.5  # Below this share, no rate is shown.
@@ -241,18 +242,23 @@ def report_headline(figures: Figures) -> list[tuple[str, str]]:
 
 def _time_of_passes(totals: Totals) -> str:
     """Describe the total time of all operations and its parts."""
-    passes = (
+    passes = [
         ("forward", totals.forward_ns),
         ("backward", totals.backward_ns),
         ("recomputed", totals.recomputed_ns),
         (_OTHER_TIME, totals.other_ns),
-    )
+    ]
+    if totals.total_ns and any(value is not None for _, value in passes):
+        rest_ns = totals.total_ns - sum(value or 0 for _, value in passes)
+        if rest_ns >= _MIN_REST_SHARE * totals.total_ns:
+            passes.append(("unattributed", rest_ns))
     parts = [
         f"{name} {names.format_duration(value)} ({names.format_share(value, totals.total_ns)})"
         for name, value in passes
         if value is not None
     ]
-    text = f"{names.format_duration(totals.total_ns)} in {names.format_number(totals.count)} calls"
+    calls = "1 call" if totals.count == 1 else f"{names.format_number(totals.count)} calls"
+    text = f"{names.format_duration(totals.total_ns)} in {calls}"
     return "; ".join((text, ", ".join(parts))) if parts else text
 
 

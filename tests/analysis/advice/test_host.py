@@ -30,7 +30,7 @@ def test_host_bound_program_costs_the_idle_time_before_launches(tmp_path: Path) 
     assert findings["host_bound"].sure == "certain"
     assert findings["host_bound"].evidence[0]["total_ns"] == 99 * 40 * US
     assert findings["host_bound"].evidence[0]["count"] == 99
-    assert "each to launch" not in findings["host_bound"].text
+    assert "launches one every" not in findings["host_bound"].text
 
 
 @pytest.mark.parametrize("every", [8, 7])
@@ -126,6 +126,22 @@ def test_python_function_that_delays_the_launch_is_named(tmp_path: Path) -> None
     assert (row["name"], row["line"]) == ("__iter__", "datasets/iterable_dataset.py:2301")
     assert row["next"] == "aten::to"
     assert "most in __iter__ at datasets/iterable_dataset.py:2301" in finding.text
+
+
+@pytest.mark.parametrize(
+    ("frame", "name"),
+    [
+        ("<built-in method to of Tensor object>", "Tensor.to"),
+        ("<built-in method conv2d of type object>", "conv2d"),
+        ("<built-in function linear>", "linear"),
+    ],
+)
+def test_function_in_c_that_delays_the_launch_is_named_as_in_python(
+    tmp_path: Path, frame: str, name: str
+) -> None:
+    finding = findings_by_kind(write_slow_host(tmp_path / "run.db", frame=frame))["host_bound"]
+    assert finding.text.count(f"most in {name}") == 1
+    assert finding.evidence[0]["name"] == name
 
 
 @pytest.mark.parametrize(("thread", "covered"), [(2, 1.0), (1, 0.4)])
@@ -259,11 +275,11 @@ def test_steps_over_three_medians_are_not_analyzed_unless_the_host_waits(
     assert advice(tmp_path / "run.db").steps == analyzed
 
 
-def test_kernels_shorter_than_their_launches_are_named(tmp_path: Path) -> None:
+def test_kernels_too_short_to_keep_the_host_ahead_are_named(tmp_path: Path) -> None:
     path = launches(tmp_path / "run.db", every=8 * US, kernel=3 * US, count=900, takes=7 * US)
     (finding,) = advice(path).findings
     assert finding.kind == "host_bound"
-    assert "900 kernels per step (3.00 µs each) take 7.00 µs each to launch" in finding.text
+    assert "900 kernels of 3.00 µs, and the host launches one every 7.99 µs" in finding.text
 
 
 def test_kernels_of_a_cuda_graph_are_no_finding(tmp_path: Path) -> None:
@@ -275,7 +291,7 @@ def test_kernels_of_a_cuda_graph_are_no_finding(tmp_path: Path) -> None:
                 start = begin + 10 * US + at * 4 * US
                 run.task(start, start + 3 * US, connection=connection, kernel=("k", "K"))
     findings = findings_by_kind(tmp_path / "run.db").values()
-    assert not any("each to launch" in finding.text for finding in findings)
+    assert not any("launches one every" in finding.text for finding in findings)
 
 
 def test_host_rules_are_skipped_without_host_calls(tmp_path: Path) -> None:

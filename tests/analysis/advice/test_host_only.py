@@ -35,9 +35,16 @@ def test_attention_of_single_operations_costs_softmax_and_its_scaling(
         assert "with_stack" in finding.advice
 
 
+@pytest.mark.parametrize(
+    ("frame", "place"),
+    [
+        ("/home/me/log.py(7): write", "around write at /home/me/log.py:7 before aten::operation3"),
+        (None, "before aten::operation3"),
+    ],
+)
 @pytest.mark.parametrize("regular", [True, False])
 def test_gaps_at_the_same_place_of_each_step_are_time_between_operations(
-    tmp_path: Path, regular: bool
+    tmp_path: Path, regular: bool, frame: str | None, place: str
 ) -> None:
     """Gaps at other places in each step are those of other programs."""
     with FaultyRun(tmp_path / "run.db") as run:
@@ -48,16 +55,21 @@ def test_gaps_at_the_same_place_of_each_step_are_time_between_operations(
             start = begin
             for at in range(7):
                 if at == gap:
-                    run.call(start, start + 3 * MS, "/home/me/log.py(7): write", kind=API_PYTHON)
+                    if frame is not None:
+                        run.call(start, start + 3 * MS, frame, kind=API_PYTHON)
                     start += 3 * MS
-                run.call(start, start + MS, f"aten::operation{at}")
+                name = f"aten::operation{at}"
+                if at == gap and frame is None:
+                    name = f"autograd::engine::evaluate_function: {name}"
+                run.call(start, start + MS, name)
                 start += MS
     found = findings_by_kind(tmp_path / "run.db")
     assert ("time_between_operations" in found) == regular
     if regular:
         finding = found["time_between_operations"]
         assert saving_ns(finding) == pytest.approx(3 * MS, rel=0.02)
-        assert "write at /home/me/log.py:7 before aten::operation3" in finding.text
+        assert f"mostly {place}; saves" in finding.text
+        assert ("line" in finding.evidence[0]) == (frame is not None)
 
 
 def test_gaps_with_a_cause_have_other_findings(tmp_path: Path) -> None:

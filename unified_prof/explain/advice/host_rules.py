@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -54,6 +55,11 @@ IDLE_SHARE = 0.10  # Minimum idle share (also MindStudio advisor's threshold).
 SMALL_NS = 10_000
 LONG_NS = 1_000_000  # Longer gaps are not caused by launching: the host does something else.
 LATENCY_SHARE = 0.05  # Minimum share of launch latency in host-bound time to be mentioned.
+
+# Functions in C: `<built-in method to of Tensor object>`; functions of torch are of a type object.
+_BUILT_IN = re.compile(
+    r"<built-in (?:function|method) (?P<function>\S+?)(?: of (?:type|(?P<owner>\w+)) object.*)?>"
+)
 
 _GRAPHS = "CUDA graphs (ACL graphs) if shapes are static"
 _FEWER_LAUNCHES = f"larger batch, torch.compile or fused operations, {_GRAPHS}"
@@ -205,11 +211,14 @@ def _covering_code(context: DeviceContext, begin: int, end: int, task: int) -> E
     frame = next(filter(None, map(FRAME.match, found)), None)
     own = FRAME.match(found[0])
     line = {} if frame is None else {"line": f"{frame['file']}:{frame['line']}"}
-    return {"name": own["name"] if own else found[0], **line}
+    name = own["name"] if own else found[0]
+    if built_in := _BUILT_IN.fullmatch(name):
+        name = ".".join(filter(None, (built_in["owner"], built_in["function"])))
+    return {"name": name, **line}
 
 
 def _short_kernels(context: DeviceContext) -> str:
-    """Return a clause if launching kernels takes longer than running them; otherwise empty.
+    """Return a clause if kernels are too short for the host to keep ahead; otherwise empty.
 
     Only kernels with a launch call of their own count: a graph launches many with one call.
     """
@@ -219,14 +228,14 @@ def _short_kernels(context: DeviceContext) -> str:
     kernels, launch = kernels[launch >= 0], launch[launch >= 0]
     _, number, launched = np.unique(launch, return_inverse=True, return_counts=True)
     single = launched[number] == 1
-    kernels, launch = kernels[single], launch[single]
+    kernels = kernels[single]
     count, kernel_ns = len(kernels), int(tasks.length_ns[kernels].sum())
-    launch_ns = int((calls.end_ns - calls.start_ns)[launch].sum())
-    if kernel_ns >= min(SMALL_NS * count, launch_ns):
+    if kernel_ns >= SMALL_NS * count:
         return ""
     return (
-        f"; {plural(count // context.step_count, 'kernel')} per step "
-        f"({duration(kernel_ns / count)} each) take {duration(launch_ns / count)} each to launch"
+        f"; {plural(count // context.step_count, 'kernel')}{' per step' * bool(context.steps)} of "
+        f"{duration(kernel_ns / count)}, and the host launches one every "
+        f"{duration(context.analyzed_ns / count)}"
     )
 
 
@@ -554,8 +563,9 @@ def _gaps(context: DeviceContext) -> Gaps:
         found = [text for one in threads for text in context.host_code.covering(begin, end, one)]
         code = next(filter(user_frame, found), found[0] if found else "")
         frame = FRAME.match(code)
-        place = f"{frame['name']} at {frame['file']}:{frame['line']}" if frame else "the code"
-        spent_ns[f"{place} before {texts[number[at]]}"][step[at]] += end - begin
+        place = f"{frame['name']} at {frame['file']}:{frame['line']} " if frame else ""
+        operation = texts[number[at]].removeprefix("autograd::engine::evaluate_function: ")
+        spent_ns[f"{place}before {operation}"][step[at]] += end - begin
     # The last step may end before the operation after the gap.
     usual_ns = {place: np.sort(one)[min(1, len(one) - 1)] for place, one in spent_ns.items()}
     places = tuple(place for place, ns in usual_ns.items() if ns)

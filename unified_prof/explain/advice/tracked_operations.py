@@ -89,7 +89,7 @@ def time_between_operations(run: Tracked) -> Iterator[Finding]:
         return
     counts = {line: run.gaps.lines.count(line) for line in medians}
     heaviest = sorted(medians, key=lambda line: -medians[line])[:EVIDENCE_ROWS]
-    where = f"around {heaviest[0]}" if heaviest else ""
+    where = f"around {heaviest[0]}".replace("around before ", "before ") if heaviest else ""
     if 2 * between < whole:  # before the first operation of a pass
         where, heaviest = f"in the forward pass{run.line_of('forward')}", []
     yield run.finding(
@@ -102,10 +102,10 @@ def time_between_operations(run: Tracked) -> Iterator[Finding]:
         evidence=[
             {
                 "name": line,
-                "line": line,
                 "count": counts[line],
                 "total_ns": round(medians[line] * whole / between),
             }
+            | ({} if line.startswith("before ") else {"line": line})
             for line in heaviest
         ],
     )

@@ -170,6 +170,8 @@ const RANK_COLUMNS = [
   ["stage", "pp"], ["step", "span_ns"], ["compute", "compute_ns"], ["vs stage", "work_ratio"], ["communication", "exposed_communication_ns"],
   ["waits", "exposed_wait_ns"], ["late input", "input_late_ns"], ["idle", "idle_ns"], ["causes wait", "caused_wait_ns"], ["cost/step", "saved_ns_per_step"],
 ];
+/** Value of a rank per step: only the wait that it causes is a sum over all steps. */
+const perStep = (key, row) => (key === "caused_wait_ns" && row[key] ? Math.round(row[key] / (row.steps || 1)) : row[key]);
 const inUnit = (key) => (value) => {
   if (value === null || value === undefined) return NOT_MEASURED;
   if (key === "work_ratio") return `${value.toFixed(3)} x`;
@@ -177,7 +179,7 @@ const inUnit = (key) => (value) => {
 };
 
 function ranksSection() {
-  const rows = page.ranks.map((row) => ({ ...row, name: `${row.rank}`, host: row.host ?? "", caused_wait_ns: row.caused_wait_ns, note: [row.status === "read" ? "" : row.status, row.cause ? row.cause.replaceAll("_", " ") : ""].filter(Boolean).join("; ") }));
+  const rows = page.ranks.map((row) => ({ ...row, name: `${row.rank}`, host: row.host ?? "", caused_wait_ns: perStep("caused_wait_ns", row), note: [row.status === "read" ? "" : row.status, row.cause ? row.cause.replaceAll("_", " ") : ""].filter(Boolean).join("; ") }));
   const state = { key: "saved_ns_per_step", descending: true, search: "", all: false };
   const has = (key) => rows.some((row) => row[key] !== null && row[key] !== undefined && row[key] !== "");
   const columns = [
@@ -215,7 +217,7 @@ function rankSection() {
     put(holder, make("dl", {},
       ...facts.filter(([, value]) => value !== undefined && value !== "").map(([name, value]) => make("div", {}, make("dt", { text: name }), make("dd", { text: String(value) }))),
       ...RANK_COLUMNS.slice(1).filter(([, key]) => row[key] !== undefined).map(([name, key]) => make("div", {},
-        make("dt", { text: name }), make("dd", { "data-key": key, title: String(row[key]) }, inUnit(key)(row[key]), key.includes("saved") || key.includes("caused") || key === "work_ratio" ? null : make("span", { class: "soft small", text: ` (stage ${inUnit(key)(median(key))})` }))))));
+        make("dt", { text: name }), make("dd", { "data-key": key, title: String(row[key]) }, inUnit(key)(perStep(key, row)), key.includes("saved") || key.includes("caused") || key === "work_ratio" ? null : make("span", { class: "soft small", text: ` (stage ${inUnit(key)(median(key))})` }))))));
   }
 
   return { section, show };

@@ -124,7 +124,7 @@ function icicleSection(report) {
     put(
       detail,
       make("strong", { class: "mono", text: node === 0 ? "total" : path.join(" › ") }),
-      make("div", { class: "soft", text: `${figures.join(", ")}; ${words.count(tree.count[node])} calls` }),
+      make("div", { class: "soft", text: `${figures.join(", ")}; ${words.count(tree.count[node])} ${tree.kind === "operation" && report.figures.clock === "device" ? "device tasks" : "calls"}` }),
       source ? make("pre", { text: source }) : null,
     );
   }

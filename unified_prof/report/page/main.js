@@ -18,6 +18,9 @@ function figures(report) {
   add("Forward", "forward_ns", part(totals.forward_ns));
   add("Backward", "backward_ns", part(totals.backward_ns));
   add("Optimizer and other", "other_ns", part(totals.other_ns));
+  const passes = [totals.forward_ns, totals.backward_ns, totals.recomputed_ns, totals.other_ns].filter((one) => one !== null);
+  const rest = passes.length ? totals.total_ns - passes.reduce((sum, one) => sum + one, 0) : 0;
+  if (rest >= 0.001 * totals.total_ns && rest) found.push(figure("Unattributed", words.duration(rest), part(rest), `${rest} ns`, "rest_ns"));
   add("Peak memory", "peak_bytes", "");
   for (const device of devices.slice(0, 1)) {
     const of = device.steps ?? device;
@@ -101,7 +104,7 @@ function findingRow(report, finding, most) {
   const share = step && cost ? `${words.percent((100 * cost) / step)} of ${steps ? "a step" : "the recorded time"}` : "";
   return make("li", {},
     make("div", { class: "cost" },
-      make("strong", { text: cost ? `${words.duration(cost * 1e6)}${steps ? "/step" : ""}` : text.includes("only together") ? "none alone" : "cost unknown" }),
+      make("strong", { text: cost ? `${words.duration(cost * 1e6)}${steps ? "/step" : ""}` : text.includes("only together") ? "no saving alone" : "saving unknown" }),
       make("div", { class: "meter" }, make("span", { style: { width: `${(100 * cost) / most}%` } })),
       make("div", { class: "small soft", text: [share, finding.sure].filter(Boolean).join(", ") })),
     make("div", {},
@@ -209,7 +212,7 @@ function reportView(report) {
     if (page.reports[shown].view === view) link.set({ from: whole ? null : Math.round(view.from), to: whole ? null : Math.round(view.to) });
   }));
   document.title = report.title;
-  const facts = ["device", "device 0", "backend", "torch", "host", "started"].filter((name) => figuresShown.facts[name]);
+  const facts = ["device", "device 0", "backend", "torch", "host", "started"].filter((name) => figuresShown.facts[name] && !report.title.includes(figuresShown.facts[name]));
   const intro = make("header", { class: "intro" },
     make("h1", { text: report.title.replace(/ - uprof$/, "") }),
     make("ul", { class: "facts soft" }, make("li", { text: FAMILIES[figuresShown.family] ?? figuresShown.family }),

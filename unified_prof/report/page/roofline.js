@@ -71,7 +71,7 @@ function rooflineSection(report) {
     });
     const written = [];
     rows.slice(0, LABELED).forEach((row) => {
-      const [at, level, text] = [x(row.intensity_flops_per_byte), y(row.compute_tflop_per_s * 1e12) - 8, (row.short ?? row.name).slice(0, 40)];
+      const [at, level, text] = [x(row.intensity_flops_per_byte), y(row.compute_tflop_per_s * 1e12) - 8, (row.short ?? row.name).replace(/ [[(].*/, "")];
       const inside = at < width * 0.7;
       const from = inside ? at + 14 : at - 14 - CHARACTER_WIDTH * text.length;
       const until = from + CHARACTER_WIDTH * text.length;

@@ -1,6 +1,8 @@
 // Steps as bars, and idle time by reason.
 
 const MOST_STEPS = 400;
+/** Maximum number of steps with a label below the bar. */
+const MOST_NAMES = 8;
 const REASONS = ["host", "input", "synchronising", "stream", "communication", "launched", "unrecorded", "unknown"];
 
 /** Idle time of a device as parts of a strip, by reason if the reasons add up to it. */
@@ -52,6 +54,7 @@ function stepsSection(report) {
   const names = new Map(bars.flatMap(({ parts }) => parts.map((one) => [one.name, one.color])));
   const section = card("steps", "Steps");
   section.append(holder,
+    ...(bars.length > MOST_NAMES ? [] : [make("div", { class: "steps small soft", "aria-hidden": "true" }, ...bars.map(({ row }) => make("span", { class: "name", text: `${row.name}: ${words.duration(row.total_ns)}` })))]),
     make("ul", { class: "legend" }, ...[...names].map(([name, color]) => make("li", {}, make("span", { class: "swatch", style: { background: `var(--${color})` } }), name))),
     chosen,
     make("p", { class: "small soft", text: `${words.count(rows.length)} steps: shortest ${words.duration(ordered[0])}, longest ${words.duration(ordered[ordered.length - 1])}. ` +

@@ -12,7 +12,10 @@ function sortableTable(label, columns, rows, state, announce) {
   const body = make("tbody");
   const more = make("button", { type: "button", on: { click: () => { state.all = true; draw(); } } });
   const headers = columns.map((column) => {
-    const cell = make("th", { scope: "col", class: column.kind === "text" ? "text" : null, "aria-sort": "none", "data-key": column.key },
+    // Names are broken only if the longest one would take more than a third of the window.
+    const longest = Math.max(0, ...rows.slice(0, FIRST_ROWS).map((row) => briefly(column, row).length));
+    const cell = make("th", { scope: "col", class: column.kind === "text" ? "text" : null, "aria-sort": "none", "data-key": column.key,
+      style: column.kind === "text" ? { "min-width": `min(${0.55 * longest + 1.6}em, ${column.second ? "max(18vw, 43em - 33vw)" : "33vw"})` } : {} },
       make("button", { type: "button", text: column.label, on: { click: () => sortBy(column) } }));
     head.append(cell);
     return cell;
@@ -66,9 +69,8 @@ function sortableTable(label, columns, rows, state, announce) {
     const value = row[column.key];
     if (column.kind === "text") {
       const whole = String(value ?? "");
-      const short = column.key === "name" ? row.short : undefined;
       // Long symbols are shortened unless the search matches another part.
-      const brief = short ?? column.brief?.(whole) ?? (column.second ? cutInFront(whole, PATH_ROOM) : whole);
+      const brief = briefly(column, row);
       const text = !wanted || brief.toLowerCase().includes(wanted) ? brief : whole;
       const cell = make("td", { class: column.second ? "text second" : "text", "data-value": value, title: text === whole ? null : whole }, ...highlighted(text, wanted));
       if (column.extra) cell.append(...column.extra(row));
@@ -93,6 +95,12 @@ function sortableTable(label, columns, rows, state, announce) {
       announce(`saved ${words.count(chosen().length)} rows`);
     }));
   return { element: make("div", {}, scroll, tools), draw };
+}
+
+function briefly(column, row) {
+  const whole = String(row[column.key] ?? "");
+  if (column.key === "name" && row.short) return row.short;
+  return column.brief?.(whole) ?? (column.second ? cutInFront(whole, PATH_ROOM) : whole);
 }
 
 /** Rows as text, figures in ns and bytes, with the keys of JSON. */
