@@ -176,7 +176,7 @@ def test_roofline_has_a_dot_per_operation_and_a_line_per_peak(
     window.press("\ue014", "\ue014")
     selected_text = window.run("return document.querySelector('#roofline-chosen').textContent")
     assert selected_text.startswith(
-        "add [64]: 100 GFLOP/s, 0.08 FLOP/byte, 500 ns in 1 calls, 4.0 %"
+        "add [64]: 100 GFLOP/s, 0.08 FLOP/byte, 500 ns in 1 call, 4.0 %"
     )
     # The dot of a memory-bound operation is below the slope: 0.08 x 3,350 GB/s is more.
     below = window.run(

@@ -30,7 +30,7 @@ function rooflineSection(report) {
   const chosen = make("p", { class: "small", id: "roofline-chosen", "aria-live": "polite" });
   let at = -1;
   const say = (row) => `${row.name}: ${words.of("compute_tflop_per_s", row.compute_tflop_per_s)}, ${words.of("intensity_flops_per_byte", row.intensity_flops_per_byte)} FLOP/byte, ` +
-    `${words.duration(row.total_ns)} in ${words.count(row.count)} calls${row.of_peak_percent === undefined ? "" : `, ${words.percent(row.of_peak_percent)} roofline efficiency`}${row.detail ? `; ${row.detail}` : ""}`;
+    `${words.duration(row.total_ns)} in ${words.count(row.count)} ${row.count === 1 ? "call" : "calls"}${row.of_peak_percent === undefined ? "" : `, ${words.percent(row.of_peak_percent)} roofline efficiency`}${row.detail ? `; ${row.detail}` : ""}`;
   const power = (value, round) => 10 ** round(Math.log10(value));
   const span = (values) => [power(Math.min(...values), Math.floor), power(Math.max(...values) * 1.01, Math.ceil)];
   const across = span(rows.map((row) => row.intensity_flops_per_byte));
