@@ -9,4 +9,5 @@ from tests import goldens
 
 @pytest.mark.parametrize("name", goldens.RECORDINGS)
 def test_outputs_of_commands_equal_the_golden(name: str, tmp_path: Path) -> None:
-    assert goldens.transcript(name, tmp_path) == goldens.golden(name)
+    found = goldens.transcript(name, tmp_path)
+    assert found == goldens.golden(name), "python -m tests.goldens rewrites the stored texts"
