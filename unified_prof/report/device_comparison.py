@@ -87,7 +87,8 @@ def device_verdict(found: DeviceDifference) -> str:
         text += f" instead of {names.format_duration(before)} ({ratio_text(after / before)})"
     if found.findings:
         label, change = finding_change(found, found.findings[0])
-        return f"{text}; {label}: {change}."
+        costs, _, finding = change.partition("  ")
+        return f"{text}. {label.capitalize()}, {costs}: {finding}."
     row = max(found.classes, key=lambda row: abs(found.change_ns(row)), default=None)
     if row is None or not found.change_ns(row):
         return f"{text}."

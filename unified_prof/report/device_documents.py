@@ -8,7 +8,7 @@ from pathlib import PurePath
 from typing import Any, Final
 
 from unified_prof.compare.device_side import PARTS, Side
-from unified_prof.compare.device_tables import Amount, DeviceDifference, Line
+from unified_prof.compare.device_tables import MIN_ROW_CHANGE, Amount, DeviceDifference, Line
 from unified_prof.recording.calls import UNKNOWN
 from unified_prof.recording.idle import IN_WORDS
 from unified_prof.report import names
@@ -20,6 +20,7 @@ from unified_prof.report.device_comparison import (
     device_tables,
     device_title,
     device_verdict,
+    finding_change,
 )
 from unified_prof.report.document import Document
 from unified_prof.report.formats import DeviceRequest
@@ -200,7 +201,13 @@ def device_page(found: DeviceDifference, shown: DeviceRequest) -> str:
         "verdict": names.neutral(device_verdict(found)),
         "unit": "step" if found.base.steps and found.new.steps else "recording",
         "warnings": [names.neutral(one) for one in found.warnings],
-        "headline": [[what, names.neutral(text)] for what, text in device_headline(found)],
+        "headline": [
+            [what, names.neutral(text)]
+            for what, text in device_headline(found)
+            # The verdict has the finding that changed most.
+            if not found.findings or text != finding_change(found, found.findings[0])[1]
+        ],
+        "least_ns": MIN_ROW_CHANGE * found.longest_ns,
         "remarks": [names.neutral(one) for one in device_remarks(found)],
         "base_ns": found.base.per_share(found.base.window_ns),
         "new_ns": found.new.per_share(found.new.window_ns),

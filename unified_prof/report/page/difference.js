@@ -10,8 +10,8 @@ function firstOf(text) {
   return others.length ? `${end} (+${others.length})` : end;
 }
 
-/** Class of a change: better or worse. */
-const tone = (value) => (value > 0 ? "worse" : value < 0 ? "better" : null);
+/** Class of a change: better or worse, from 0.1 % of the step. */
+const tone = (value) => (Math.abs(value) < page.least_ns || !value ? null : value > 0 ? "worse" : "better");
 
 function headlines() {
   const ratio = page.base_ns ? page.new_ns / page.base_ns : null;
