@@ -6,7 +6,7 @@ Kernel times follow from FLOPs and bytes at the rates that an H100 reaches.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import NamedTuple
 
@@ -49,11 +49,25 @@ class Model:
     graph: bool = False
     python_us: float = 0.0  # Time of the program itself at the start of a step.
     output_bytes: int = 0  # Copied to the host at the end of a step.
+    lookup: str = ""  # "select" or "index": rows of a table that a layer adds.
+    zeroes_gradients: bool = False  # zero_grad(set_to_none=False)
+    average: str = ""  # "foreach", or "loop": moving averages of the parameters.
 
     @property
     def parameters(self) -> int:
         """Parameters of a layer."""
         return {"attention": 12, "mlp": 1, "conv": 9}[self.kind] * self.width**2
+
+    @property
+    def tensors(self) -> int:
+        """Tensors of parameters."""
+        return self.layers * (12 if self.kind == "attention" else 2)
+
+    def per_tensor(self, names: Mapping[str, float], dtype: str = "fp32") -> list[Op]:
+        """Return operations for each tensor of parameters."""
+        size = self.parameters * self.layers / self.tensors
+        shaped = [size * (1.5 - number % 2) for number in range(self.tensors)]
+        return [pointwise(name, size, dtype, n) for size in shaped for name, n in names.items()]
 
 
 class Op(NamedTuple):
@@ -104,6 +118,9 @@ class Op(NamedTuple):
             return [back._replace(kernel=self.kernel.replace("fprop", "dgrad"))] * 2
         if name in ("aten::copy_", "aten::add"):
             return [self] * (name == "aten::copy_")
+        if name in TABLES["scatters"]:
+            path, *kernels = TABLES["scatters"][name]
+            return [self._replace(path=path, kernel=one, rate=rate) for one, rate in kernels]
         kernel = self.kernel.replace("fwd", "bwd")
         back = self._replace(path=f"{name.removesuffix('_forward')}_backward", kernel=kernel)
         return [back._replace(elements=1.5 * self.elements, flops=2.5 * self.flops)]
@@ -185,6 +202,11 @@ def layer(model: Model) -> Iterator[Op]:
     tokens = model.tokens // model.pieces
     size, kernel = float(tokens * model.width), "at::native::elementwise_kernel<128, 4, copy>"
     moved = pointwise("aten::contiguous > aten::clone > aten::copy_", size, model.dtype, 2, kernel)
+    if model.lookup:
+        path = {"select": "aten::index_select", "index": "aten::index"}[model.lookup]
+        yield pointwise(
+            path, size, model.dtype, 2, "at::native::vectorized_gather_kernel<16, long>"
+        )
     for number, op in enumerate(operations(model, tokens) * model.pieces):
         yield op
         yield from [pointwise(COPY, size, "fp32", 1.5, kernel)] * (number < model.casts)
@@ -244,7 +266,7 @@ def optimize(machine: Machine, model: Model) -> None:
     ops = [pointwise("aten::_fused_adamw_", size / 4, "fp32", 7, KERNELS["adam"])] * 4
     if model.optimizer != "fused":
         is_loop = model.optimizer == "loop"
-        tensors = model.layers * (12 if model.kind == "attention" else 2) if is_loop else 4
+        tensors = model.tensors if is_loop else 4
         kernel, prefix = ("", "") if is_loop else (KERNELS["foreach"], "_foreach_")
         ops = [
             pointwise(f"aten::{prefix}{name}", size / tensors, "fp32", n, kernel)
@@ -254,6 +276,21 @@ def optimize(machine: Machine, model: Model) -> None:
         for op in ops:
             machine.work(1.5)
             op.run(machine)
+
+
+def average(machine: Machine, model: Model) -> None:
+    """Update the moving averages of the parameters."""
+    ops = model.per_tensor({"aten::mul_": 2.0, "aten::add_": 3.0})
+    if model.average == "foreach":
+        size = sum(op.elements for op in ops) / 5
+        chain = [("mul_", 2.0), ("add_", 3.0)]
+        ops = [
+            pointwise(f"aten::_foreach_{name}", size / 4, "fp32", n, KERNELS["foreach"])
+            for name, n in chain
+            for _ in range(4)
+        ]
+    for op in ops if model.average else []:
+        op.run(machine)
 
 
 def perform(machine: Machine, name: str) -> None:
@@ -279,8 +316,8 @@ def perform(machine: Machine, name: str) -> None:
             case ["on_thread", thread, calls]:
                 with machine.on_thread(thread, join=False):
                     perform(machine, calls)
-            case ["validate"]:
-                with machine.range("validation", "user_annotation"):
+            case ["validate", name]:
+                with machine.range(name, "user_annotation"):
                     for op in [*layer(Model())] * 4:
                         op.run(machine)
             case [method, *args]:
@@ -324,6 +361,10 @@ def run_step(machine: Machine, model: Model, added: Mapping[str, str]) -> None:
             optimize(machine, model)
         with machine.range("Optimizer.zero_grad#AdamW.zero_grad", "user_annotation"):
             machine.work(60.0)
+            fill = {"aten::zero_ > aten::fill_": 1.0}
+            for op in model.per_tensor(fill) if model.zeroes_gradients else []:
+                op.run(machine)
+        average(machine, model)
     if model.output_bytes:
         to_host(machine, model.output_bytes, "Pageable", COPY)
     perform(machine, added.get("end", ""))
@@ -339,5 +380,11 @@ def backward(machine: Machine, model: Model, groups: list[list[Op]]) -> None:
                 with machine.range(path, key=f"{number}.{index}"):
                     for gradient in op.gradients():
                         gradient.run(machine)
+            if model.zeroes_gradients and number < model.layers:
+                node = "torch::autograd::AccumulateGrad"
+                path = f"autograd::engine::evaluate_function: {node} > {node}"
+                for op in replace(model, layers=1).per_tensor({"aten::add_": 3.0}):
+                    with machine.range(path):
+                        op.run(machine)
             if model.reduction == "overlapped" and number < model.layers:
                 reduce(machine, model, number)

@@ -274,6 +274,36 @@ def test_slightly_longer_steps_are_found_if_they_are_regular(
         assert "one of 3 steps is slow" in findings["slow_steps"].text
 
 
+@pytest.mark.parametrize(
+    ("extra", "found"),
+    [
+        ({2: 10, 6: 10}, True),
+        ({}, False),  # noise
+        ({2: 10, 3: 5, 4: 2, 6: 10}, False),  # steps that differ anyway
+        ({1: 10, 3: 10}, False),  # other steps
+    ],
+)
+def test_slightly_longer_steps_are_found_if_only_they_run_more_operations(
+    tmp_path: Path, extra: dict[int, int], found: bool
+) -> None:
+    path = tmp_path / "run.db"
+    with FaultyRun(path) as run:
+        begin = 0
+        for step in range(8):
+            length = (13 if step in (2, 6) else 10) * MS
+            run.step(step, begin, begin + length)
+            run.kernel(begin, begin + length - 100 * US)
+            for number in range(100 + extra.get(step, 0)):
+                at = begin + number * 10 * US
+                run.call(at, at + 5 * US, "aten::linear")
+            begin += length
+    findings = findings_by_kind(path)
+    assert ("slow_steps" in findings) is found
+    if found:
+        assert "runs 10 operations more than others" in findings["slow_steps"].text
+        assert "find what the program does in these steps only" in findings["slow_steps"].advice
+
+
 def test_very_long_steps_are_said_to_be_left_out(tmp_path: Path) -> None:
     result = advice(write_steps(tmp_path / "run.db", [10, 10, 10, 50, 10, 10], ranges={3: "save"}))
     assert (result.steps, result.paused_ms) == (4, 50)

@@ -312,7 +312,7 @@ class DeviceContext(AnalyzedTime):
             result.append(evidence_row(name, *figures, operation=launched_by, line=line))
         return tuple(result)
 
-    def _mostly(self, rows: Ints, time_ns: NDArray[Any]) -> str:
+    def mostly(self, rows: Ints, time_ns: NDArray[Any]) -> str:
         """Name the operation and line that launched most of some tasks by time; empty if none did.
 
         Looks at the tasks at equally spaced parts of their total time.
@@ -443,7 +443,7 @@ class DeviceContext(AnalyzedTime):
         """
         time_ns = self.tasks.length_ns[rows] if lost_ns is None else lost_ns
         if names_place:
-            text += self._mostly(rows, time_ns)
+            text += self.mostly(rows, time_ns)
         if "evidence" not in details:
             details["evidence"] = self.evidence(rows, time_ns.astype(np.int64))
         return self.finding(

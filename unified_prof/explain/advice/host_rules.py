@@ -315,12 +315,19 @@ def costly_operations(context: DeviceContext) -> Iterator[Cause]:
     if calls.backward_ns is not None:
         rows = calls.name[calls.backward_ns > 0]
         trained = {calls.labels.texts[number] for number in np.unique(rows).tolist()}
+    framework = context.recording.framework
+    assert framework is not None
+    # With the kernels that sort the indices.
+    call = framework.direct(context.recording.work.connection[context.tasks.row])
+    adds = context.has_name(names.ADDS_AT_INDICES)
+    adds |= np.isin(call, call[adds & (call >= 0)])
     for name, (what, advice) in COSTLY.items():
 
         def is_costly(text: str, name: str = name) -> bool:
             return costly_name(text) == name and text not in trained
 
-        rows = np.flatnonzero(context.matches(context.operator, is_costly))
+        costly = context.matches(context.operator, is_costly) & ~adds
+        rows = np.flatnonzero(adds if name == "indexing_backward" else costly)
         cost = context.busy_ns(rows)
         if (share := context.share(cost)) >= COSTLY_SHARE:
             yield context.finding(

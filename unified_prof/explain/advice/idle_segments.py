@@ -103,6 +103,11 @@ COSTLY = {
         "write into a tensor that is allocated once (static cache)",
     ),
     "one_hot": ("one-hot vectors", "index, or use an embedding: x[index] is one_hot(index) @ x"),
+    "indexing_backward": (
+        "adding at sorted indices, as in the backward pass of x[index],",
+        "use torch.index_select, gather or an embedding instead of x[index], index_add_ instead of "
+        "index_put_; deterministic algorithms sort in these, too",
+    ),
 }
 _COSTLY_NAMES = {
     "as_tensor": "tensor",

@@ -215,8 +215,11 @@ def _allocator_call(name: str) -> int:
 
 
 MIN_STEPS = 4  # Minimum steps after the first for a meaningful median.
-# A step is slow above this many medians; or above fewer if one of so many steps is.
+# A step is slow above this many medians; above fewer if one of so many steps is, or if it runs more
+# operations.
 SLOW_MEDIANS, PERIODIC_MEDIANS = 1.5, 1.15
+# Minimum share of its operations that only this step runs; the others run equally many.
+MORE_OPERATIONS = 0.02
 # TraceML's thresholds: 8 % from first to last quarter, over 100 steps or more.
 TREND, LONG_RUN = 0.08, 100
 
@@ -228,7 +231,9 @@ def slow_steps(context: DeviceContext) -> Iterator[Cause]:
     if len(length) < MIN_STEPS:
         return
     median = float(np.median(length))
-    limit = PERIODIC_MEDIANS if _are_periodic(length > PERIODIC_MEDIANS * median) else SLOW_MEDIANS
+    extra = _extra_operations(context)
+    by_chance = (extra == 0) & (not _are_periodic(length > PERIODIC_MEDIANS * median))
+    limit = np.where(by_chance, SLOW_MEDIANS, PERIODIC_MEDIANS)
     slow = np.flatnonzero((length > limit * median) & ~_is_deliberate(context))
     if not len(slow):
         return
@@ -255,6 +260,9 @@ def slow_steps(context: DeviceContext) -> Iterator[Cause]:
     )
     if code is not None:
         cause = f"; most of it in {code}"
+    elif extra[longest]:
+        cause = f"; it runs {extra[longest]:,} operations more than others"
+    more_calls |= bool(extra[longest])
     regular = _are_periodic(np.isin(np.arange(len(length)), slow))
     # Without a device, other programs make the same calls longer.
     unexplained = context.device is None and not (compiles or collects or regular or more_calls)
@@ -271,7 +279,7 @@ def slow_steps(context: DeviceContext) -> Iterator[Cause]:
         else "use static or bucketed shapes, check TORCH_LOGS=recompiles"
         if compiles
         else "find what the program does in these steps only: evaluation, checkpoints, logging"
-        if regular or (code is not None and not unexplained)
+        if regular or extra[longest] or (code is not None and not unexplained)
         else "record again: a cause within the program returns; if it does, look at this step in "
         "`uprof view`",
         sure="possible" if unexplained else "certain",
@@ -291,6 +299,24 @@ def slow_steps(context: DeviceContext) -> Iterator[Cause]:
             int(step_names[at]) if step_names[at].isdecimal() else at + 1 for at in slow.tolist()
         ],
     )
+
+
+def _extra_operations(context: DeviceContext) -> Ints:
+    """Return how many operations more than the median each step after the first runs.
+
+    Optimizers do not count: they may not run in each step. It is 0 for all if other steps differ.
+    """
+    steps, framework = context.recording.steps, context.recording.framework
+    if framework is None or context.quick:
+        return np.zeros(len(steps) - 1, np.int64)
+    calls, ranges = framework.calls, framework.matching(lambda text: text.startswith("Optimizer."))
+    optimizer = intervals.merge(framework.start_ns[ranges], framework.end_ns[ranges])
+    calls = calls[intervals.holding(optimizer, framework.start_ns[calls]) < 0]
+    step = step_of(framework.start_ns[calls], steps)
+    count = np.bincount(step[step >= 0], minlength=len(steps))[1:]
+    extra = count - int(np.median(count))
+    extra[extra <= MORE_OPERATIONS * count] = 0
+    return extra if len(np.unique(count[extra == 0])) == 1 else np.zeros_like(extra)
 
 
 def _are_periodic(chosen: Flags) -> bool:

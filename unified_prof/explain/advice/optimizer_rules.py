@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from unified_prof.arrays import intervals
-from unified_prof.explain.advice.device_context import Cause, DeviceContext, is_optimizer_step
-from unified_prof.explain.advice.idle_segments import TAIL_NS, WARN_SHARE, Flags, percent
+from unified_prof.arrays.grouping import Ints
+from unified_prof.arrays.intervals import IntervalSet
+from unified_prof.explain.advice.device_context import (
+    Cause,
+    DeviceContext,
+    is_optimizer_step,
+    matrix_kernels,
+)
+from unified_prof.explain.advice.idle_segments import TAIL_NS, WARN_SHARE, Flags, percent, plural
 from unified_prof.explain.schedule.selection import Selection
 from unified_prof.recording import names
 from unified_prof.recording.calls import KERNEL
+from unified_prof.recording.framework import FORWARD
 from unified_prof.recording.idle import LAUNCHED
 
 OPTIMIZER_SHARE = 0.05  # Minimum share of the time, kernels and idle time between them included.
@@ -33,7 +43,7 @@ def unfused_optimizer(context: DeviceContext) -> Iterator[Cause]:
     if context.device is None:
         yield from _unfused_on_host(context)
         return
-    tasks, work = context.tasks, context.recording.work
+    tasks = context.tasks
     selected = context.in_optimizer & (tasks.kind == KERNEL)
     # `zero_grad` fills: no optimizer fuses them.
     selected &= ~context.matches(context.operator, names.FILL_OPERATION)
@@ -43,11 +53,65 @@ def unfused_optimizer(context: DeviceContext) -> Iterator[Cause]:
     few = MIN_OPTIMIZER_KERNELS * context.step_count
     if count < few or (selected & fused).sum() >= FUSED_SHARE * count:
         return
-    rows = np.flatnonzero(selected)
+    cost = _launch_costs(context, np.flatnonzero(selected), TRAFFIC_SHARE)
+    if cost.share < OPTIMIZER_SHARE:
+        return
+    steps = Selection(ranges=context.ranges(is_optimizer_step, ahead=True))
+    yield cost.finding(
+        f"unfused optimizer: {percent(cost.share)} of the time, {count // context.step_count:,} "
+        f"kernels per step; {percent(context.share(cost.host_bound_ns))} of the time is host-bound "
+        "idle time before them",
+        "pass fused=True or foreach=True to the optimizer (torch_npu: NpuFusedAdamW and others)",
+        steps,
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _LaunchCosts:
+    """Time of many small kernels, and what fewer of them save."""
+
+    context: DeviceContext
+    rows: Ints
+    host_bound_ns: int  # Idle time before them that the host causes.
+    gap_ns: int  # Idle time before them with a full queue.
+    saved_ns: NDArray[np.floating]  # Time that each takes less, with the gap before it.
+
+    @property
+    def share(self) -> float:
+        """Share of the analyzed time, idle time included."""
+        busy_ns = self.context.busy_ns(self.rows)
+        return self.context.share(busy_ns + self.host_bound_ns + self.gap_ns)
+
+    def finding(self, text: str, advice: str, on_host: Selection, kind: str = "") -> Cause:
+        """Return the finding; `on_host` is the host time that fewer kernels save."""
+        cost = self.host_bound_ns + float(self.saved_ns.sum())
+        return self.context.finding(
+            cost,
+            text,
+            kind=kind,
+            advice=advice,
+            sure="certain" if 2 * self.host_bound_ns > cost else "likely",
+            change=self.context.saving(self.rows, self.saved_ns) | on_host,
+            least=WARN_SHARE,
+            figures={
+                "kernels": len(self.rows),
+                "busy_ns": self.context.busy_ns(self.rows),
+                "idle_ns": self.host_bound_ns,
+                "gap_ns": self.gap_ns,
+                "share": round(self.share, 4),
+            },
+            evidence=self.context.evidence(self.rows),
+        )
+
+
+def _launch_costs(
+    context: DeviceContext, rows: Ints, removed: float | NDArray[np.floating]
+) -> _LaunchCosts:
+    """Return the costs of kernels of which a share is removed, apart from their tails."""
+    tasks, work = context.tasks, context.recording.work
     launched = np.zeros(len(work), bool)
     launched[tasks.row[rows]] = True
-    host_bound_ns = 0
-    gap_ns = np.zeros(len(work), np.int64)
+    host_bound_ns, gap_ns = 0, np.zeros(len(work), np.int64)
     for idle, host_bound in context.host_bound_windows():
         before = launched[idle.task] & (idle.task >= 0)
         gap = before & ~host_bound & (idle.reason == LAUNCHED) & (idle.length_ns <= LAUNCH_GAP_NS)
@@ -55,33 +119,8 @@ def unfused_optimizer(context: DeviceContext) -> Iterator[Cause]:
         np.add.at(gap_ns, idle.task[gap], idle.length_ns[gap])
     length = tasks.length_ns[rows]
     tail = np.minimum(length, TAIL_NS)
-    saved_ns = tail + TRAFFIC_SHARE * (length - tail) + gap_ns[tasks.row[rows]]
-    steps = context.ranges(is_optimizer_step, ahead=True)
-    change = context.saving(rows, saved_ns) | Selection(ranges=steps)
-    cost = host_bound_ns + saved_ns.sum()
-    busy_ns = context.busy_ns(rows)
-    share = context.share(busy_ns + host_bound_ns + int(gap_ns.sum()))
-    if share < OPTIMIZER_SHARE:
-        return
-    yield context.finding(
-        cost,
-        f"unfused optimizer: {percent(share)} of the time, {count // context.step_count:,} "
-        f"kernels per step; {percent(context.share(host_bound_ns))} of the time is host-bound "
-        "idle time before them",
-        advice="pass fused=True or foreach=True to the optimizer (torch_npu: NpuFusedAdamW and "
-        "others)",
-        sure="certain" if 2 * host_bound_ns > cost else "likely",
-        change=change,
-        least=WARN_SHARE,
-        figures={
-            "kernels": count,
-            "busy_ns": busy_ns,
-            "idle_ns": host_bound_ns,
-            "gap_ns": int(gap_ns.sum()),
-            "share": round(share, 4),
-        },
-        evidence=context.evidence(rows),
-    )
+    saved_ns = tail + removed * (length - tail) + gap_ns[tasks.row[rows]]
+    return _LaunchCosts(context, rows, host_bound_ns, int(gap_ns.sum()), saved_ns)
 
 
 # An optimizer of fewer operations has little to fuse; a smaller share is usual with foreach.
@@ -136,6 +175,101 @@ def _unfused_on_host(context: DeviceContext) -> Iterator[Cause]:
         advice="pass fused=True or foreach=True to the optimizer",
         sure="certain",
         figures={"operations": len(calls), "between_ns": cost, "share": round(share, 4)},
+    )
+
+
+MAX_LOOP_BODY = 6  # Maximum operations in the body of a loop over parameters.
+MIN_LOOP_RUNS = 12  # Minimum runs of the body one after another.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Loops:
+    """Loops of small operations over many tensors, outside the passes and optimizers."""
+
+    rows: Flags  # Mask of the tasks.
+    host: IntervalSet  # When the host launches them.
+
+
+def _loops(context: DeviceContext) -> _Loops:
+    """Return the loops over tensors: the same few operations again and again, also in place."""
+    framework, tasks = context.recording.framework, context.tasks
+    assert framework is not None
+    call = framework.outermost(context.recording.work.connection[tasks.row])
+    alone = (tasks.kind == KERNEL) & (context.recording.work.launches.passes[tasks.row] == FORWARD)
+    alone &= ~matrix_kernels(context) & ~context.has_name(names.MULTI_TENSOR)
+    calls, number = np.unique(call, return_inverse=True)
+    other = np.bincount(number, ~alone) > 0
+    texts, name = framework.names(calls)
+    updates = np.array([text.endswith("_") or names.NORM(text) for text in texts])[name]
+    inputs, shape = framework.inputs(calls)
+    key = np.where(other | (calls < 0), -1 - np.arange(len(calls)), name)
+    chosen = np.zeros(len(calls), bool)
+    begins, ends = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    for body in range(1, MAX_LOOP_BODY + 1):
+        same = np.concatenate(([False], key[body:] == key[:-body], [False]))
+        first, last = np.flatnonzero(same[1:] > same[:-1]), np.flatnonzero(same[1:] < same[:-1])
+        for low, high in zip(first.tolist(), (last + body).tolist(), strict=True):
+            part = slice(low, high)
+            if high - low < body * MIN_LOOP_RUNS or chosen[part].any() or not updates[part].any():
+                continue
+            # The same tensor again and again is a recurrence, which nothing can batch.
+            shapes = np.unique(shape[part])
+            if len(shapes) <= body and inputs[int(shapes[0])]:
+                continue
+            chosen[part] = True
+            begins.append(framework.start_ns[calls[low : low + 1]])
+            ends.append(framework.end_ns[calls[high - 1 : high]])
+    return _Loops(chosen[number], intervals.merge(np.concatenate(begins), np.concatenate(ends)))
+
+
+def parameter_loop(context: DeviceContext) -> Iterator[Cause]:
+    """Find loops over parameters outside the optimizer: averages, clipping, norms."""
+    loops = _loops(context)
+    yield from _zeroed_gradients(context, loops)
+    rows = np.flatnonzero(loops.rows & ~context.explained)
+    context.explained[rows] = True
+    cost = _launch_costs(context, rows, 0.0)
+    if cost.share < WARN_SHARE:
+        return
+    count = plural(len(rows) // context.step_count, "kernel")
+    yield cost.finding(
+        f"loop over tensors: {percent(cost.share)} of the time, {count} per step, a few for each "
+        f"tensor{context.mostly(rows, context.tasks.length_ns[rows])}",
+        "update all tensors at once: torch._foreach_mul_, _foreach_lerp_, _foreach_norm; "
+        "clip_grad_norm_(foreach=True), AveragedModel without avg_fn",
+        Selection(host=loops.host),
+    )
+
+
+def _is_zero_grad(name: str) -> bool:
+    return name.startswith("Optimizer.zero_grad")
+
+
+def _zeroed_gradients(context: DeviceContext, loops: _Loops) -> Iterator[Cause]:
+    """Find gradients that are set to zero, and to which the backward pass then adds."""
+    zeros = loops.rows & context.matches(context.operator, names.FILL_OPERATION)
+    zeros |= context.launched_in(_is_zero_grad)
+    context.explained[zeros] = True
+    added = context.launched_in(names.ACCUMULATES_GRADIENT) & (context.tasks.kind == KERNEL)
+    added &= context.matches(context.operator, names.ADDITION)
+    count, rows = int(zeros.sum()), np.flatnonzero(zeros | added)
+    # If a step has several backward passes, all but the first have to add.
+    first = min(count / max(int(added.sum()), 1), 1.0)
+    cost = _launch_costs(context, rows, np.where(zeros[rows], 1.0, first))
+    if not count or cost.share < WARN_SHARE:
+        return
+    framework = context.recording.framework
+    assert framework is not None
+    calls = framework.outermost(context.recording.work.connection[context.tasks.row[rows]])
+    calls = np.union1d(calls[calls >= 0], context.ranges(_is_zero_grad, ahead=True))
+    yield cost.finding(
+        f"zeroed gradients: {percent(cost.share)} of the time, "
+        f"{plural(count // context.step_count, 'kernel')} per step set gradients to zero, and the "
+        "backward pass adds to them",
+        "call zero_grad() with set_to_none=True, its default: the backward pass then writes "
+        "gradients instead of adding to them",
+        Selection(ranges=calls),
+        kind="zeroed_gradients",
     )
 
 

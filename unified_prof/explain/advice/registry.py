@@ -153,6 +153,7 @@ RULES: tuple[Rule, ...] = (
     Rule(wait_rules.synchronising_calls, loop),
     Rule(wait_rules.exposed_copies),
     Rule(optimizer_rules.unfused_optimizer, framework),
+    Rule(optimizer_rules.parameter_loop, both(device, framework)),
     Rule(host_rules.host_bound, launches, cheap=True),
     Rule(host_rules.unrecorded_work, host, cheap=True),
     Rule(host_rules.late_work, host, cheap=True),

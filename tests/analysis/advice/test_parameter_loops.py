@@ -1,0 +1,152 @@
+"""Loops of small operations over parameters, zeroed gradients, and adding at sorted indices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.analysis.advice.faulty_runs import US, FaultyRun, findings_by_kind, saving_ns
+from unified_prof.recording.model import Finding
+
+ENGINE = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
+
+
+class Op(NamedTuple):
+    """An operation with one kernel."""
+
+    name: str
+    shape: str = "64,64"
+    kernel: str = "elementwise_kernel"
+    around: str = ""  # Range around it.
+    us: int = 2
+
+
+def findings_of(path: Path, operations: list[Op]) -> dict[str, Finding]:
+    """Write five steps: a matmul of 50 µs, then operations of 10 µs each on the host."""
+    with FaultyRun(path) as run:
+        host = device = 0
+        for step in range(5):
+            begin = host
+            for op in [Op("aten::mm", kernel="gemm", us=50), *operations]:
+                thread = 2 if op.around == ENGINE else 1
+                if op.around:
+                    run.call(host, host + 10 * US, op.around, thread=thread)
+                inputs = op.shape, "float"
+                run.call(host + US, host + 9 * US, op.name, inputs=inputs, thread=thread)
+                call = run.api(host + 2 * US, host + 4 * US, "cudaLaunchKernel", thread=thread)
+                start = max(device, host + 4 * US)
+                device, host = start + op.us * US, host + 10 * US
+                run.task(start, device, connection=call, kernel=(op.kernel, op.name))
+            run.step(step, begin, host)
+    return findings_by_kind(path)
+
+
+WEIGHTS = ("64,64", "64", "256,64", "256")
+AVERAGE = ("aten::mul_", "aten::add_")
+
+
+def loop(
+    *names: str, shapes: tuple[str, ...] = WEIGHTS, runs: int = 40, around: str = ""
+) -> list[Op]:
+    """Return operations for one tensor after the other."""
+    return [
+        Op(name, shapes[number % len(shapes)], around=around)
+        for number in range(runs)
+        for name in names
+    ]
+
+
+@pytest.mark.parametrize(
+    "names", [AVERAGE, ("aten::lerp_",), ("aten::linalg_vector_norm", "aten::pow", "aten::add")]
+)
+def test_loop_over_parameters_costs_the_time_between_its_kernels(
+    tmp_path: Path, names: tuple[str, ...]
+) -> None:
+    finding = findings_of(tmp_path / "run.db", loop(*names))["parameter_loop"]
+    # The host is ahead during the matmul.
+    assert saving_ns(finding) == pytest.approx((40 * len(names) * 10 - 40) * US, rel=0.02)
+    assert f"{40 * len(names)} kernels per step, a few for each tensor" in finding.text
+    assert "_foreach_lerp_" in finding.advice
+
+
+@pytest.mark.parametrize(
+    "operations",
+    [
+        pytest.param(loop(*AVERAGE, runs=8), id="few tensors"),
+        pytest.param(loop(*AVERAGE, shapes=("64,64",)), id="a recurrence on one tensor"),
+        pytest.param(loop("aten::mul", "aten::sigmoid"), id="layers that write new tensors"),
+        pytest.param(
+            [*loop("aten::mul_", runs=8), Op("aten::mm", kernel="gemm")] * 5,
+            id="matmuls between them",
+        ),
+        pytest.param(
+            [one._replace(kernel="multi_tensor_apply_kernel") for one in loop(*AVERAGE)],
+            id="foreach",
+        ),
+        pytest.param(loop(*AVERAGE, around="Optimizer.step#SGD.step"), id="optimizer"),
+    ],
+)
+def test_other_repeated_operations_are_no_loop_over_parameters(
+    tmp_path: Path, operations: list[Op]
+) -> None:
+    assert "parameter_loop" not in findings_of(tmp_path / "run.db", operations)
+
+
+ZERO = loop("aten::zero_", around="Optimizer.zero_grad#SGD.zero_grad")
+ADD = [Op("aten::add_", "64", around=ENGINE) for _ in range(40)]
+
+
+def test_zeroed_gradients_cost_the_fills_and_the_additions_to_them(tmp_path: Path) -> None:
+    finding = findings_of(tmp_path / "run.db", [*ADD, *ZERO])["zeroed_gradients"]
+    # The autograd engine and Python around the additions stay.
+    assert saving_ns(finding) == pytest.approx((40 * 10 + 40 * 8) * US, rel=0.02)
+    assert "40 kernels per step set gradients to zero" in finding.text
+    assert "set_to_none=True" in finding.advice
+
+
+def test_gradients_that_a_model_sets_to_zero_are_found_by_their_loop(tmp_path: Path) -> None:
+    findings = findings_of(tmp_path / "run.db", [*ADD, *loop("aten::zero_")])
+    assert "zeroed_gradients" in findings
+    assert "parameter_loop" not in findings
+    assert "fills" not in findings
+
+
+def test_gradients_that_are_freed_are_no_finding(tmp_path: Path) -> None:
+    """Of two backward passes, the second adds to the gradients of the first."""
+    assert "zeroed_gradients" not in findings_of(tmp_path / "run.db", ADD)
+
+
+SORT, ADD_ROWS = "DeviceRadixSortOnesweepKernel", "indexing_backward_kernel<float, 4>"
+
+
+def test_adding_at_sorted_indices_costs_its_kernels(tmp_path: Path) -> None:
+    name = "aten::_index_put_impl_"
+    operations = [Op(name, kernel=ADD_ROWS, us=300) for _ in range(4)]
+    finding = findings_of(tmp_path / "run.db", operations)["costly_operation"]
+    assert saving_ns(finding) == pytest.approx(4 * 300 * US)
+    assert "indexing_backward: adding at sorted indices" in finding.text
+    assert "torch.index_select" in finding.advice
+
+
+def test_sorting_of_indices_belongs_to_adding_at_them(tmp_path: Path) -> None:
+    with FaultyRun(tmp_path / "run.db") as run:
+        for number in range(60):
+            at, host = number * 100 * US, number * 20 * US
+            run.call(host, host + 10 * US, "aten::_index_put_impl_")
+            run.kernel(at, at + 40 * US, launched=host + US, name=SORT, op_type="aten::sort")
+            run.kernel(at + 40 * US, at + 60 * US, launched=host + 4 * US, name=ADD_ROWS)
+            run.kernel(at + 60 * US, at + 100 * US, launched=host + 12 * US, name="gemm")
+    (finding,) = [
+        one
+        for one in findings_by_kind(tmp_path / "run.db").values()
+        if one.kind == "costly_operation"
+    ]
+    assert saving_ns(finding) == pytest.approx(60 * 60 * US, rel=0.01)
+
+
+def test_writing_at_indices_is_no_adding(tmp_path: Path) -> None:
+    """As into a KV cache."""
+    operations = [Op("aten::_index_put_impl_", kernel="index_put_kernel", us=300)] * 4
+    assert "costly_operation" not in findings_of(tmp_path / "run.db", operations)
