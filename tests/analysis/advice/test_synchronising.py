@@ -44,6 +44,17 @@ def test_synchronizing_call_costs_the_idle_time_until_the_next_kernel(tmp_path: 
     assert "pauses between requests" in finding.text
 
 
+def test_pause_after_a_synchronization_is_no_cost_of_it(tmp_path: Path) -> None:
+    """Without steps, the pause is not analyzed, so that it cannot be time to save either."""
+    with FaultyRun(tmp_path / "run.db") as run:
+        for at in range(80):
+            begin = at * 100 * US + (at // 40) * 50_000 * US
+            run.kernel(begin + US, begin + 99 * US, launched=begin)
+            if at == 39:
+                run.api(begin + 500 * US, begin + 1000 * US, "cudaDeviceSynchronize")
+    assert "synchronising_calls" not in findings_by_kind(tmp_path / "run.db")
+
+
 def test_synchronizing_call_on_a_busy_device_is_no_finding(tmp_path: Path) -> None:
     findings = findings_by_kind(write_synchronizations(tmp_path / "run.db", queued=True))
     assert "synchronising_calls" not in findings

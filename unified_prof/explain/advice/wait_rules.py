@@ -268,7 +268,9 @@ def _sync_gaps(context: DeviceContext) -> _SyncGaps:
     place = np.array([places.setdefault(one, len(places)) for one in called], np.int64)
     copies_longer = np.bincount(place, copy_ns - cost) > 0
     gaps = _SyncGaps(sync, task, start, end, cost, copy, copy_ns, copies_longer[place])
-    return gaps.take(~_is_step_boundary(context, gaps))
+    # A gap that reaches into a pause, which is not analyzed, is part of it.
+    is_whole = intervals.covered(context.window, start, end) == end - start
+    return gaps.take(is_whole & ~_is_step_boundary(context, gaps))
 
 
 def synchronising_calls(context: DeviceContext) -> Iterator[Cause]:
