@@ -137,7 +137,7 @@ def test_ratio_of_the_peaks_is_shown_with_the_measured_ratio(tmp_path: Path, for
     else:
         rows = {row["name"]: row for row in json.loads(shown)["breakdowns"]["class"]}
         assert rows["matmul"]["ratio_of_peaks"] == pytest.approx(989 / 1307, rel=1e-3)
-        assert rows["normalisation"]["ratio_of_peaks"] == pytest.approx(3350 / 5300, rel=1e-3)
+        assert rows["normalization"]["ratio_of_peaks"] == pytest.approx(3350 / 5300, rel=1e-3)
         assert rows["matmul"]["ratio"] == 1
 
 

@@ -87,3 +87,29 @@ def test_sizes_in_evidence_have_binary_units() -> None:
     document = Document()
     add_advice(document, advice_of("text", "all_reduce of 16,388,000 bytes"), top=None)
     assert "all_reduce of 15.6 MiB" in render_text(document)
+
+
+def test_evidence_keeps_its_names_and_lines_before_operations_on_a_narrow_terminal() -> None:
+    name, line = "trtllm_batch_context_with_kv_cache", "flashinfer/prefill.py:3330"
+    row = {"name": name, "count": 72, "total_ns": 9_590_000, "line": line}
+    finding = Finding(
+        "kind",
+        (),
+        (),
+        (),
+        (),
+        6.6,
+        "text",
+        evidence=(row | {"next": "vllm::unified_attention_with_output"},),
+    )
+    document = Document()
+    add_advice(document, Advice((finding,), judged=("kind",)), top=None)
+    (shown,) = (text for text in render_text(document, width=84).splitlines() if "9.59" in text)
+    assert shown.split() == [name, "72", "9.59", "ms", line]
+
+
+def test_sentences_in_a_table_are_cut_at_their_end() -> None:
+    document = Document()
+    sentence = "parallelism is not judged on a host"
+    document.table([Column("why", (sentence,), is_name=True, is_prose=True)])
+    assert render_text(document, width=20).splitlines()[1] == f"{sentence[:17]}..."

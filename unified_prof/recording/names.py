@@ -16,7 +16,7 @@ from unified_prof.base.columns import NOT_AVAILABLE
 MATMUL: Final = "matmul"
 CONVOLUTION: Final = "convolution"
 ATTENTION: Final = "attention"
-NORMALISATION: Final = "normalisation"
+NORMALISATION: Final = "normalization"
 ELEMENT_WISE: Final = "element-wise"
 REDUCTION: Final = "reduction"
 EMBEDDING: Final = "embedding"

@@ -208,34 +208,30 @@ def _join_rule_names(kinds: Sequence[str]) -> str:
     return f"{', '.join(first)} and {more} more (--json)"
 
 
-_EVIDENCE_ROWS = (
-    ("count", "count"),
-    ("total_ns", "total"),
-    ("operation", "operation"),
-    ("line", "line"),
-    ("next", "next"),
+# Key of an evidence row, heading of its column and importance; names have less than figures.
+_EVIDENCE_COLUMNS = (
+    ("count", "count", 10),
+    ("total_ns", "total", 10),
+    ("operation", "operation", 4),
+    ("line", "line", 9),
+    ("next", "next", 3),
 )
 
 
 def _evidence(found: Finding) -> list[Column]:
     rows = found.evidence
     columns = [Column("evidence", tuple(_evidence_name(str(row["name"])) for row in rows), True)]
-    for key, column_title in _EVIDENCE_ROWS:
+    for key, heading, importance in _EVIDENCE_COLUMNS:
         if any(key in row for row in rows):
             cells = tuple(_cell(key, row.get(key)) for row in rows)
-            columns.append(
-                Column(column_title, cells, is_name=key in ("operation", "line", "next"))
-            )
+            columns.append(Column(heading, cells, importance < 10, importance=importance))
     return columns
 
 
 def _evidence_name(name: str) -> str:
     """Return the display name of an evidence row."""
     name = _BYTES.sub(lambda match: names.format_size(int(match[1].replace(",", ""))), name)
-    before = "before "
-    if name.startswith(before):
-        return f"{before}{names.neutral(names.readable_names([name.removeprefix(before)])[0])}"
-    return names.neutral(name)
+    return names.neutral(names.short_symbol(name))
 
 
 def _cell(key: str, value: Any) -> str:

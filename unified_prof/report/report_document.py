@@ -51,6 +51,7 @@ _FAMILIES = {
     "skyline-run-time + skyline-memory": "Skyline run time and memory reports",
     "msprof": "msprof database",
 }
+_REMARKS = re.compile("; .*")
 _NUMBER = re.compile(r"\d{1,9}(?:\.\d{1,9})?", re.ASCII)
 _OTHER_TIME = "optimizer and other"
 _MIN_REST_SHARE = 0.001  # Minimum share of time outside known passes to be mentioned.
@@ -467,6 +468,10 @@ def breakdown_columns(selection: Selection) -> list[Column]:
         heading, show = _extra_column(key)
         result.append(column(heading, lambda row, key=key: row.extra.get(key), show, 4))  # type: ignore[misc]
     cells = tuple(names.neutral(row.detail or "") for row in rows)
+    if (
+        by == "roofline"
+    ):  # A limit and remarks about it: sentences, which are not cut in the middle.
+        cells = tuple(_REMARKS.sub("; ...", cell) for cell in cells)
     lines = 3 if any(THEN in cell for cell in cells) else 1
     detail = Column(KINDS[by].detailed, cells, is_name=True, lines=lines, importance=2)
     return [column for column in (*result, detail) if column.filled or not rows]

@@ -169,8 +169,8 @@ class _TextRenderer:
                 width=width,
                 style="dim" if column.is_name and column is not columns[0] else None,
             )
-        for cells in zip(*(column.cells for column in columns), strict=True):
-            shown.add_row(*map(RichText, map(names.truncate_middle, cells, widths)))
+        for cells in zip(*map(_cut_cells, columns, widths), strict=True):
+            shown.add_row(*map(RichText, cells))
         self._console.print(shown)
         if table.left_out:
             left_out = f"and {names.format_number(table.left_out)} more{more}"
@@ -218,6 +218,14 @@ def _shorten(
             widths[index] -= cut
             over -= cut
     return over <= 0
+
+
+def _cut_cells(column: Column, width: int) -> list[str]:
+    """Return cells of at most `width` characters: names lose their middle, prose loses its end."""
+    if not column.is_prose:
+        return [names.truncate_middle(cell, width) for cell in column.cells]
+    kept = width - len(names.ELLIPSIS)
+    return [one if len(one) <= width else f"{one[:kept]}{names.ELLIPSIS}" for one in column.cells]
 
 
 def _natural_width(column: Column) -> int:
