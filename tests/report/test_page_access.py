@@ -18,7 +18,7 @@ from unified_prof.cluster.overview import Overview
 from unified_prof.cluster.stored_run import open_run
 from unified_prof.compare.device_diff import diff_recordings
 from unified_prof.explain.api import open_reports
-from unified_prof.report import cluster_page
+from unified_prof.report import cluster_document
 from unified_prof.report import html_page as html
 from unified_prof.report.device_documents import device_page
 from unified_prof.report.formats import ClusterRequest, DeviceRequest, ReportRequest
@@ -82,7 +82,8 @@ def cluster(folder: Path) -> Path:
     page = folder / "page.html"
     with open_run(run) as opened:
         page.write_text(
-            cluster_page.produce_cluster_page(Overview(opened), ClusterRequest()), encoding="utf-8"
+            cluster_document.produce_cluster_page(Overview(opened), ClusterRequest()),
+            encoding="utf-8",
         )
     return page
 

@@ -19,7 +19,7 @@ from unified_prof.cluster.overview import Overview
 from unified_prof.cluster.stored_run import open_run
 from unified_prof.compare.device_diff import diff_recordings
 from unified_prof.pipeline.convert import convert
-from unified_prof.report import cluster_page
+from unified_prof.report import cluster_document
 from unified_prof.report.device_documents import device_page
 from unified_prof.report.formats import ClusterRequest, DeviceRequest
 
@@ -150,7 +150,7 @@ def cluster(folder: Path, change: Poison) -> Path:
     _poison_all(folder, change)
     page = folder / "page.html"
     with open_run(run) as opened:
-        text = cluster_page.produce_cluster_page(Overview(opened), ClusterRequest())
+        text = cluster_document.produce_cluster_page(Overview(opened), ClusterRequest())
     page.write_text(text, encoding="utf-8")
     return page
 

@@ -157,15 +157,15 @@ def diff(
 ) -> None:
     """Compare two multi-rank runs, also of different sizes, by role of the ranks."""
     from unified_prof.cluster import run_comparison
-    from unified_prof.report import cluster_comparison
+    from unified_prof.report import cluster_text
 
     target = result.target()
     with open_run_at(base) as before, open_run_at(new) as after:
         _warn(before, after, printer=result.printer)
         found = run_comparison.compare_cluster_runs(before, after, by=by)
         text = target.render(
-            lambda: cluster_comparison.cluster_difference_fields(found),
-            lambda: cluster_comparison.cluster_difference_document(found, top=top),
+            lambda: cluster_text.cluster_difference_fields(found),
+            lambda: cluster_text.cluster_difference_document(found, top=top),
             full_names=full_names,
         )
     target.deliver(text)

@@ -7,7 +7,7 @@ connect two hosts.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Literal, TypeVar, get_args
 
@@ -36,11 +36,11 @@ class QuantityPair:
 
     base: float | None
     new: float | None
+    ratio: float | None = field(init=False)  # New over base.
 
-    @property
-    def ratio(self) -> float | None:
-        """Ratio of new to base."""
-        return self.new / self.base if self.base and self.new is not None else None
+    def __post_init__(self) -> None:
+        ratio = self.new / self.base if self.base and self.new is not None else None
+        object.__setattr__(self, "ratio", ratio)
 
     @property
     def change(self) -> float:

@@ -1,89 +1,77 @@
-"""Tables and text of a multi-rank run, shared by terminal and Markdown."""
+"""Documents of multi-rank runs, and of comparisons of two runs, for text and Markdown."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
 
 from unified_prof.cluster.overview import GroupRow, Overview, RankRow, StepRow, format_ranges
-from unified_prof.cluster.stored_run import LinkRecord
-from unified_prof.report import names
-from unified_prof.report.cluster_document import RankDetail, RankOperationRow
-from unified_prof.report.document import Column, Document, name_column
-from unified_prof.report.formats import ClusterBreakdown, ClusterRequest
-from unified_prof.report.terminal import render_document
+from unified_prof.cluster.stored_run import GroupRecord, LinkRecord
+from unified_prof.report import cluster_document, names
+from unified_prof.report.cluster_document import RankDetail, RankOperationRow, cluster_title
+from unified_prof.report.document import Document, Figure
+from unified_prof.report.formats import ClusterRequest
+from unified_prof.report.names import format_duration as duration
+from unified_prof.report.names import neutral
+
+if TYPE_CHECKING:
+    from unified_prof.cluster.run_comparison import (
+        ClusterDifference,
+        CollectiveChange,
+        LinkChange,
+        OperationChange,
+        QuantityPair,
+        RoleChange,
+    )
 
 # Share of the step in exposed transfers from which a run without findings mentions them.
 _MIN_EXPOSED_SHARE = 0.3
 
 
-def rank_columns(rows: Sequence[RankRow]) -> list[Column]:
-    """Return the table of ranks."""
-
-    def times(name: str) -> tuple[str, ...]:
-        return tuple(names.format_duration(row.parts.get(name)) for row in rows)
-
-    blames = [row.blame for row in rows]
-    return [
-        Column("rank", tuple(str(row.rank.rank) for row in rows)),
-        name_column("host", (row.rank.host or "-" for row in rows), importance=7),
-        Column("stage", tuple(_text(row.rank.pp) for row in rows), importance=6),
-        Column("step", tuple(names.format_duration(row.span_ns) for row in rows)),
-        Column("compute", times("compute_ns")),
-        Column(
-            "vs stage",
-            tuple("-" if one is None else _factor(one.work_ratio) for one in blames),
-            importance=9,
-        ),
-        Column("communication", times("exposed_communication_ns"), importance=5),
-        Column("waits", times("exposed_wait_ns"), importance=8),
-        Column("idle", times("idle_ns"), importance=4),
-        Column("late input", times("input_late_ns"), importance=3),
-        Column(
-            "causes wait",
-            tuple(
-                names.format_duration(
-                    None if one is None else one.caused_wait_ns / max(1, row.steps)
-                )
-                for row, one in zip(rows, blames, strict=True)
-            ),
-            importance=8,
-        ),
-        Column(
-            "cost/step",
-            tuple(
-                names.format_duration(None if one is None else one.saved_ns_per_step)
-                for one in blames
-            ),
-        ),
-        name_column(
-            "cause",
-            ("" if one is None else (one.cause or "").replace("_", " ") for one in blames),
-            importance=9,
-        ),
-    ]
+def _factor(value: float | None) -> str:
+    return names.NOT_MEASURED if value is None else f"{value:.2f} x"
 
 
-def step_columns(rows: Sequence[StepRow]) -> list[Column]:
-    """Return the table of steps over all ranks."""
+def _rate(value: float | None) -> str:
+    return names.NOT_MEASURED if value is None else f"{value:.3g} GB/s"
 
-    def times(name: str) -> tuple[str, ...]:
-        return tuple(names.format_duration(row.parts.get(name)) for row in rows)
 
-    return [
-        Column("step", tuple(str(row.step) for row in rows)),
-        Column("mean", tuple(names.format_duration(row.span_ns) for row in rows)),
-        Column("longest", tuple(names.format_duration(row.longest_ns) for row in rows)),
-        Column("by rank", tuple(str(row.longest_rank) for row in rows)),
-        Column("compute", times("compute_ns")),
-        Column("most", tuple(names.format_duration(row.most_compute_ns) for row in rows)),
-        Column("by rank", tuple(str(row.most_compute_rank) for row in rows), importance=9),
-        Column("communication", times("exposed_communication_ns"), importance=8),
-        Column("waiting", times("exposed_wait_ns"), importance=7),
-        Column("idle", times("idle_ns"), importance=6),
-    ]
+_RANK_FIGURES: tuple[Figure[RankRow], ...] = (
+    ("rank", lambda row: row.rank.rank, str, 10),
+    ("host", lambda row: row.rank.host or "-", neutral, 7),
+    ("stage", lambda row: "-" if row.rank.pp is None else row.rank.pp, str, 6),
+    ("step", lambda row: row.span_ns, duration, 10),
+    ("compute", lambda row: row.parts["compute_ns"], duration, 10),
+    ("vs stage", lambda row: row.blame and row.blame.work_ratio, _factor, 9),
+    ("communication", lambda row: row.parts["exposed_communication_ns"], duration, 5),
+    ("waits", lambda row: row.parts["exposed_wait_ns"], duration, 8),
+    ("idle", lambda row: row.parts["idle_ns"], duration, 4),
+    ("late input", lambda row: row.parts["input_late_ns"], duration, 3),
+    ("causes wait", lambda row: row.blame and row.cost_ns[1], duration, 8),
+    ("cost/step", lambda row: row.blame and row.blame.saved_ns_per_step, duration, 10),
+    (
+        "cause",
+        lambda row: ((row.blame and row.blame.cause) or "").replace("_", " "),
+        neutral,
+        9,
+    ),
+)
+
+
+_STEP_FIGURES: tuple[Figure[StepRow], ...] = (
+    ("step", lambda row: row.step, str, 10),
+    ("mean", lambda row: row.span_ns, duration, 10),
+    ("longest", lambda row: row.longest_ns, duration, 10),
+    ("by rank", lambda row: row.longest_rank, str, 10),
+    ("compute", lambda row: row.parts["compute_ns"], duration, 10),
+    ("most", lambda row: row.most_compute_ns, duration, 10),
+    ("by rank", lambda row: row.most_compute_rank, str, 9),
+    ("communication", lambda row: row.parts["exposed_communication_ns"], duration, 8),
+    ("waiting", lambda row: row.parts["exposed_wait_ns"], duration, 7),
+    ("idle", lambda row: row.parts["idle_ns"], duration, 6),
+)
 
 
 def group_label(kind: str, size: str) -> str:
@@ -93,90 +81,65 @@ def group_label(kind: str, size: str) -> str:
     return f"{size} rank{'s' if size != '1' else ''}"
 
 
-def group_columns(rows: Sequence[GroupRow]) -> list[Column]:
-    """Return the table of collectives by kind of group."""
-    return [
-        name_column(
-            "group",
-            (f"{group_label(row.group_kind, f'{row.size:,}')} (x{row.groups:,})" for row in rows),
-        ),
-        name_column("collective", (row.kind for row in rows)),
-        Column("size", tuple(names.format_size(row.bytes) for row in rows)),
-        Column("per step", tuple(f"{row.per_step:,.3g}" for row in rows), importance=6),
-        Column("transfer", tuple(names.format_duration(row.transfer_ns) for row in rows)),
-        Column("waiting", tuple(names.format_duration(row.wait_ns) for row in rows)),
-        Column(
-            "setup",
-            tuple(names.format_duration(row.setup_ns or None) for row in rows),
-            importance=4,
-        ),
-        Column("bus", tuple(_rate(row.bus_gb_per_s) for row in rows), importance=8),
-        Column("slowest", tuple(_rate(row.slowest_gb_per_s) for row in rows), importance=7),
-        name_column(
-            "ranks",
-            (
-                "-" if row.slowest_group is None else format_ranges(row.slowest_group.ranks, most=3)
-                for row in rows
-            ),
-            importance=5,
-        ),
-    ]
+def _slowest_group(row: GroupRow) -> str:
+    return format_ranges(row.slowest_group.ranks, most=3) if row.slowest_group else "-"
 
 
-def link_columns(rows: Sequence[LinkRecord]) -> list[Column]:
-    """Return the table of links."""
-    where = {0: "within a host", 1: "between hosts", None: "-"}
-    return [
-        name_column("link", (f"{row.src_rank} -> {row.dst_rank}" for row in rows)),
-        name_column("kind", (row.kind for row in rows), importance=7),
-        name_column("where", (where[row.across_hosts] for row in rows), importance=6),
-        Column("transfers", tuple(names.format_number(row.n) for row in rows), importance=4),
-        Column("bytes", tuple(names.format_size(row.bytes) for row in rows), importance=5),
-        Column("median", tuple(_rate(row.gb_per_s_p50) for row in rows)),
-        Column("slowest", tuple(_rate(row.gb_per_s_p99) for row in rows), importance=3),
-        Column(
-            "similar links",
-            tuple(_rate(row.like_gb_per_s) for row in rows),
-            importance=8,
-        ),
-        Column("ratio", tuple(_factor(row.ratio) for row in rows), importance=9),
-    ]
+_GROUP_FIGURES: tuple[Figure[GroupRow], ...] = (
+    (
+        "group",
+        lambda row: f"{group_label(row.group_kind, f'{row.size:,}')} (x{row.groups:,})",
+        neutral,
+        10,
+    ),
+    ("collective", lambda row: row.kind, neutral, 10),
+    ("size", lambda row: row.bytes, names.format_size, 10),
+    ("per step", lambda row: row.per_step, "{:,.3g}".format, 6),
+    ("transfer", lambda row: row.transfer_ns, duration, 10),
+    ("waiting", lambda row: row.wait_ns, duration, 10),
+    ("setup", lambda row: row.setup_ns or None, duration, 4),
+    ("bus", lambda row: row.bus_gb_per_s, _rate, 8),
+    ("slowest", lambda row: row.slowest_gb_per_s, _rate, 7),
+    ("ranks", _slowest_group, neutral, 5),
+)
+_PLACES = {1: "between hosts", 0: "within a host", None: "-"}  # Links, by `across_hosts`.
 
 
-def rank_step_columns(rows: Sequence[tuple[int, dict[str, float | None]]]) -> list[Column]:
-    """Return the table of one rank's steps."""
-    headings = {
-        "span_ns": "length",
-        "compute_ns": "compute",
-        "exposed_communication_ns": "communication",
-        "exposed_wait_ns": "waits",
-        "bubble_ns": "pipeline wait",
-        "setup_ns": "setup",
-        "input_late_ns": "late input",
-        "idle_ns": "idle",
-    }
-    return [
-        Column("step", tuple(str(number) for number, _ in rows)),
-        *(
-            Column(heading, tuple(names.format_duration(parts[name]) for _, parts in rows))
-            for name, heading in headings.items()
-        ),
-    ]
+_LINK_FIGURES: tuple[Figure[LinkRecord], ...] = (
+    ("link", lambda row: f"{row.src_rank} -> {row.dst_rank}", neutral, 10),
+    ("kind", lambda row: row.kind, neutral, 7),
+    ("where", lambda row: _PLACES[row.across_hosts], neutral, 6),
+    ("transfers", lambda row: row.n, names.format_number, 4),
+    ("bytes", lambda row: row.bytes, names.format_size, 5),
+    ("median", lambda row: row.gb_per_s_p50, _rate, 10),
+    ("slowest", lambda row: row.gb_per_s_p99, _rate, 3),
+    ("similar links", lambda row: row.like_gb_per_s, _rate, 8),
+    ("ratio", lambda row: row.ratio, _factor, 9),
+)
 
 
-def operation_columns(rows: Sequence[RankOperationRow]) -> list[Column]:
-    """Return the table of one rank's kernels, compared with other ranks of its pipeline stage."""
-    return [
-        name_column("kernel", (row.name for row in rows)),
-        Column("runs", tuple(names.format_number(row.n) for row in rows), importance=8),
-        Column("time", tuple(names.format_duration(row.total_ns) for row in rows)),
-        Column(
-            "vs stage", tuple(names.format_duration(row.stage_ns) for row in rows), importance=7
-        ),
-        Column("ratio", tuple(_factor(row.ratio) for row in rows), importance=9),
-        Column("longest", tuple(names.format_duration(row.max_ns) for row in rows), importance=4),
-        name_column("module", (row.module for row in rows), importance=3),
-    ]
+_FIGURES_OF_RANK_STEPS: tuple[Figure[tuple[int, dict[str, float | None]]], ...] = (
+    ("step", lambda row: row[0], str, 10),
+    ("length", lambda row: row[1]["span_ns"], duration, 10),
+    ("compute", lambda row: row[1]["compute_ns"], duration, 10),
+    ("communication", lambda row: row[1]["exposed_communication_ns"], duration, 10),
+    ("waits", lambda row: row[1]["exposed_wait_ns"], duration, 10),
+    ("pipeline wait", lambda row: row[1]["bubble_ns"], duration, 10),
+    ("setup", lambda row: row[1]["setup_ns"], duration, 10),
+    ("late input", lambda row: row[1]["input_late_ns"], duration, 10),
+    ("idle", lambda row: row[1]["idle_ns"], duration, 10),
+)
+
+
+_OPERATION_FIGURES: tuple[Figure[RankOperationRow], ...] = (
+    ("kernel", lambda row: row.name, neutral, 10),
+    ("runs", lambda row: row.n, names.format_number, 8),
+    ("time", lambda row: row.total_ns, duration, 10),
+    ("vs stage", lambda row: row.stage_ns, duration, 7),
+    ("ratio", lambda row: row.ratio, _factor, 9),
+    ("longest", lambda row: row.max_ns, duration, 4),
+    ("module", lambda row: row.module, neutral, 3),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,118 +154,58 @@ class KernelKindRow:
     most_rank: int
 
 
-def kernel_kind_columns(rows: Sequence[KernelKindRow]) -> list[Column]:
-    """Return the table of kernels over all ranks."""
-    return [
-        name_column("kernel", (row.name for row in rows)),
-        Column("ranks", tuple(names.format_number(row.ranks) for row in rows), importance=6),
-        Column("runs", tuple(names.format_number(row.n) for row in rows), importance=7),
-        Column("time", tuple(names.format_duration(row.total_ns) for row in rows)),
-        Column("per rank", tuple(names.format_duration(row.total_ns / row.ranks) for row in rows)),
-        Column("most", tuple(names.format_duration(row.most_ns) for row in rows), importance=8),
-        Column("by rank", tuple(str(row.most_rank) for row in rows), importance=8),
-    ]
+_KERNEL_FIGURES: tuple[Figure[KernelKindRow], ...] = (
+    ("kernel", lambda row: row.name, neutral, 10),
+    ("ranks", lambda row: row.ranks, names.format_number, 6),
+    ("runs", lambda row: row.n, names.format_number, 7),
+    ("time", lambda row: row.total_ns, duration, 10),
+    ("per rank", lambda row: row.total_ns / row.ranks, duration, 10),
+    ("most", lambda row: row.most_ns, duration, 8),
+    ("by rank", lambda row: row.most_rank, str, 8),
+)
 
 
-def _text(value: int | None) -> str:
-    return names.NOT_MEASURED if value is None else str(value)
-
-
-def _factor(value: float | None) -> str:
-    return names.NOT_MEASURED if value is None else f"{value:.2f} x"
-
-
-def _rate(value: float | None) -> str:
-    return names.NOT_MEASURED if value is None else f"{value:.3g} GB/s"
-
-
-# Rows per table if all tables share one screen.
-_ROWS_PER_OVERVIEW: dict[ClusterBreakdown, int] = {
-    "rank": 5,
-    "step": 3,
-    "group": 5,
-    "link": 4,
-    "operation": 0,
-}
-# Rows of a single requested table.
-_ROWS_PER_TABLE = 20
+_ROWS_PER_TABLE = 20  # Rows of a single requested table.
 _MAX_FINDINGS = 5
 _SHARES = (
     ("compute_ns", "compute"),
     ("exposed_communication_ns", "exposed communication"),
     ("idle_ns", "idle"),
 )
+_WAITS = (
+    ("exposed_wait_ns", "collective wait"),
+    ("setup_ns", "collective setup"),
+    ("input_late_ns", "late input"),
+)
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterSection:
-    """A table with its heading."""
-
-    heading: str
-    columns: list[Column]
-    left_out: int = 0  # Number of rows that are not shown.
-
-
-def cluster_title(overview: Overview, *, folder: bool = True) -> str:
-    """Return the run in one line, optionally with its directory."""
-    run = overview.run
-    hosts = {one.host for one in run.ranks if one.host is not None}
-    parts = [f"{run.world_size:,} rank{'s' if run.world_size != 1 else ''}"]
-    if hosts:
-        parts[0] += f" on {len(hosts):,} host{'s' if len(hosts) != 1 else ''}"
-    count = len(overview.steps)
-    parts.append(f"{count:,} step{'s' if count != 1 else ''}")
-    devices = sorted({one.device_name for one in run.ranks if one.device_name})
-    if devices:
-        parts.append(" and ".join(devices[:3]))
-    name = run.path if folder else Path(run.path).absolute().name
-    return f"{names.neutral(name)}: {names.neutral(', '.join(parts))}"
-
-
-def cluster_headline(overview: Overview) -> list[tuple[str, str]]:
-    """Return the headline figures as (label, text)."""
-    lines = [("ranks", names.neutral(overview.coverage))]
+def _add_headline(document: Document, overview: Overview) -> None:
+    """Add the headline figures, and the anomalies of the recordings."""
+    document.fact("ranks", overview.coverage)
     if overview.layout:
-        lines.append(("layout", overview.layout))
+        document.fact("layout", overview.layout)
     whole = overview.mean_step
     if whole["span_ns"] is not None:
         parts = [
-            f"{what} {names.format_duration(whole[name])} "
-            f"({names.format_share(whole[name], whole['span_ns'])})"
+            f"{what} {duration(whole[name])} ({names.format_share(whole[name], whole['span_ns'])})"
             for name, what in _SHARES
         ]
-        text = f"{names.format_duration(whole['span_ns'])}; {', '.join(parts)}"
-        lines.append(("mean step", text))
-        waits = [
-            f"{what} {names.format_duration(whole[name])}"
-            for name, what in (
-                ("exposed_wait_ns", "collective wait"),
-                ("setup_ns", "collective setup"),
-                ("input_late_ns", "late input"),
-            )
-            if whole[name]
-        ]
+        document.fact("mean step", f"{duration(whole['span_ns'])}; {', '.join(parts)}")
+        waits = [f"{what} {duration(whole[name])}" for name, what in _WAITS if whole[name]]
         if whole["bubble_ns"] and whole["exposed_wait_ns"]:
-            waits[0] += f" (pipeline wait {names.format_duration(whole['bubble_ns'])} of it)"
+            waits[0] += f" (pipeline wait {duration(whole['bubble_ns'])} of it)"
         if waits:
-            lines.append(("waits", ", ".join(waits)))
+            document.fact("waits", ", ".join(waits))
     islands = {one.clock_island for one in overview.run.ranks} - {None}
     if len(islands) > 1:
         text = (
             f"{len(islands):,} groups of ranks without a common clock: times are valid within "
             "each group"
         )
-        lines.append(("clocks", text))
-    return lines
-
-
-def cluster_remarks(overview: Overview) -> list[str]:
-    """Return the anomalies of the recordings, one line each."""
-    found = []
+        document.fact("clocks", text)
     for one in overview.run.anomalies:
         times = f" ({one.count:,} times)" if one.count > 1 else ""
-        found.append(names.neutral(f"{one.detail or one.name.replace('_', ' ')}{times}"))
-    return found
+        document.warning("warning", f"{one.detail or one.name.replace('_', ' ')}{times}")
 
 
 def _no_findings(overview: Overview) -> str:
@@ -326,82 +229,33 @@ def _no_findings(overview: Overview) -> str:
     )
 
 
-def verdict(overview: Overview, *, most: int = _MAX_FINDINGS) -> list[str]:
-    """Return the findings as text, most expensive first."""
+def _add_findings(document: Document, overview: Overview) -> None:
+    """Add the findings, most expensive first."""
     found = overview.run.findings
+    document.heading("findings")
     if not found and not overview.mean_step.get("compute_ns"):
-        return ["no kernels recorded within steps: no analysis possible"]
-    if not found:
-        return [_no_findings(overview)]
-    lines = [
-        f"{number}. {names.neutral(one.text)}" for number, one in enumerate(found[:most], start=1)
-    ]
-    if len(found) > most:
-        lines.append(f"and {len(found) - most:,} more (--format json has all)")
-    return lines
+        document.line("no kernels recorded within steps: no analysis possible")
+    elif not found:
+        document.line(_no_findings(overview))
+    for number, one in enumerate(found[:_MAX_FINDINGS], start=1):
+        document.line(f"{number}. {one.text}")
+    if len(found) > _MAX_FINDINGS:
+        document.line(f"and {len(found) - _MAX_FINDINGS:,} more (--format json has all)")
 
 
-def cluster_sections(overview: Overview, request: ClusterRequest) -> Iterator[ClusterSection]:
-    """Yield the requested table, or one screen of all tables.
-
-    Raises:
-        UsageError: The run has no such rank or step.
-    """
-    if request.rank is not None:
-        yield from _rank_sections(
-            RankDetail.from_overview(overview, request.rank, request.step), request
-        )
-        return
-    if request.step is not None:
-        rows = sorted(overview.step(request.step), key=lambda row: -(row.span_ns or 0))
-        yield _section("ranks, longest first", rank_columns, rows, request.top or _ROWS_PER_TABLE)
-        return
-    made: dict[ClusterBreakdown, tuple[str, Callable[[Any], list[Column]], Sequence[Any]]] = {
-        "rank": ("ranks, most expensive first", rank_columns, overview.worst),
-        "step": (
-            "steps, longest first",
-            step_columns,
-            sorted(overview.steps, key=lambda row: -row.longest_ns),
-        ),
-        "group": ("collectives, most expensive first", group_columns, overview.groups),
-        "link": ("links, slowest relative to similar links first", link_columns, overview.links),
-    }
-    for by, (heading, columns, found) in made.items():
-        if request.by in (None, by) and (found or request.by):
-            default = _ROWS_PER_OVERVIEW[by] if request.by is None else _ROWS_PER_TABLE
-            yield _section(heading, columns, found, request.top or default)
-    if request.by == "operation":
-        kinds = _operations(overview)
-        yield _section(
-            "kernels, all ranks", kernel_kind_columns, kinds, request.top or _ROWS_PER_TABLE
-        )
-
-
-def _section(
-    heading: str, columns: Callable[[Any], list[Column]], rows: Sequence[Any], top: int
-) -> ClusterSection:
-    return ClusterSection(heading, columns(rows[:top]), max(0, len(rows) - top))
-
-
-def _rank_sections(detail: RankDetail, request: ClusterRequest) -> Iterator[ClusterSection]:
-    top = request.top or _ROWS_PER_TABLE
-    yield _section("rank", rank_columns, [detail.row], 1)
-    yield _section("steps", rank_step_columns, detail.steps, top)
-    yield _section("kernels", operation_columns, detail.operations, top)
+def _add_rank(document: Document, detail: RankDetail, top: int) -> None:
+    document.section("rank", [detail.row], _RANK_FIGURES, 1)
+    document.section("steps", detail.steps, _FIGURES_OF_RANK_STEPS, top)
+    document.section("kernels", detail.operations, _OPERATION_FIGURES, top)
     if detail.links:
-        yield _section("links", link_columns, detail.links, top)
-    groups = [
-        (one.kind, names.neutral(", ".join(one.names)), format_ranges(one.ranks))
-        for one in detail.groups
-    ]
-    if groups:
-        yield ClusterSection(
-            "groups",
-            [
-                name_column(heading, (row[index] for row in groups))
-                for index, heading in enumerate(("group", "names", "ranks"))
-            ],
+        document.section("links", detail.links, _LINK_FIGURES, top)
+    if detail.groups:
+        figures: tuple[Figure[GroupRecord], ...] = (
+            ("group", lambda one: one.kind, neutral, 10),
+            ("names", lambda one: ", ".join(one.names), neutral, 10),
+            ("ranks", lambda one: format_ranges(one.ranks), neutral, 10),
         )
+        document.section("groups", detail.groups, figures, len(detail.groups))
 
 
 def _operations(overview: Overview) -> list[KernelKindRow]:
@@ -418,16 +272,6 @@ def _operations(overview: Overview) -> list[KernelKindRow]:
     return sorted(rows, key=lambda row: -row.total_ns)
 
 
-def produce_cluster_text(overview: Overview, request: ClusterRequest) -> str:
-    """Render the run as text."""
-    return render_document(run_document(overview, request), "text", request)
-
-
-def produce_cluster_markdown(overview: Overview, request: ClusterRequest) -> str:
-    """Render the run as Markdown."""
-    return render_document(run_document(overview, request), "markdown", request)
-
-
 def run_document(overview: Overview, request: ClusterRequest) -> Document:
     """Return the document of a run, or of one rank or step.
 
@@ -436,15 +280,155 @@ def run_document(overview: Overview, request: ClusterRequest) -> Document:
     """
     document = Document()
     document.title(cluster_title(overview))
-    for label, text in cluster_headline(overview):
-        document.fact(label, text)
-    for line in cluster_remarks(overview):
-        document.warning("warning", line)
-    if request.by is None and request.rank is None and request.step is None:
-        document.heading("findings")
-        for line in verdict(overview):
-            document.line(line)
-    for section in cluster_sections(overview, request):
-        document.heading(section.heading)
-        document.table(section.columns, left_out=section.left_out)
+    _add_headline(document, overview)
+    top, by = request.top or _ROWS_PER_TABLE, request.by
+    if request.rank is not None:
+        _add_rank(document, RankDetail.from_overview(overview, request.rank, request.step), top)
+        return document
+    if request.step is not None:
+        ranks = sorted(overview.step(request.step), key=lambda row: -(row.span_ns or 0))
+        document.section("ranks, longest first", ranks, _RANK_FIGURES, top)
+        return document
+    if by is None:
+        _add_findings(document, overview)
+    steps, links = sorted(overview.steps, key=lambda row: -row.longest_ns), overview.links
+    kernels = _operations(overview) if by == "operation" else []
+    # Table, its rows if all tables share one screen, heading, rows and figures.
+    tables: tuple[tuple[str, int, str, Sequence[Any], Sequence[Figure[Any]]], ...] = (
+        ("rank", 5, "ranks, most expensive first", overview.worst, _RANK_FIGURES),
+        ("step", 3, "steps, longest first", steps, _STEP_FIGURES),
+        ("group", 5, "collectives, most expensive first", overview.groups, _GROUP_FIGURES),
+        ("link", 4, "links, slowest relative to similar links first", links, _LINK_FIGURES),
+        ("operation", 0, "kernels, all ranks", kernels, _KERNEL_FIGURES),
+    )
+    for name, few, heading, rows, figures in tables:
+        if by == name or (by is None and rows):
+            document.section(heading, rows, figures, top if by else request.top or few)
     return document
+
+
+def _ratio(pair: QuantityPair) -> str:
+    if pair.ratio is None:
+        return "new" if pair.base is None and pair.new else "gone" if pair.base else "-"
+    return _factor(pair.ratio)
+
+
+def _times(pair: Callable[[Any], QuantityPair]) -> tuple[Figure[Any], ...]:
+    """Return the columns of a duration in both runs."""
+    return (
+        ("base", lambda row: pair(row).base, duration, 10),
+        ("new", lambda row: pair(row).new, duration, 10),
+        ("ratio", pair, _ratio, 10),
+    )
+
+
+def _before_and_after(pair: QuantityPair) -> str:
+    return f"{duration(pair.base)} -> {duration(pair.new)}"
+
+
+def _rates(pair: QuantityPair) -> str:
+    values = ["-" if one is None else f"{one:.3g}" for one in (pair.base, pair.new)]
+    return f"{values[0]} -> {values[1]} GB/s"
+
+
+def _group_change(row: CollectiveChange) -> str:
+    sizes = [size for size in (row.base_size, row.new_size) if size is not None]
+    return group_label(row.group_kind, " -> ".join(map(str, dict.fromkeys(sizes))))
+
+
+_ROLE_CHANGES: tuple[Figure[RoleChange], ...] = (
+    ("role", lambda row: row.role, neutral, 10),
+    ("ranks", lambda row: f"{row.base_ranks} -> {row.new_ranks}", str, 5),
+    *_times(lambda row: row.span_ns),
+    ("compute", lambda row: row.parts["compute_ns"], _before_and_after, 9),
+    ("communication", lambda row: row.parts["exposed_communication_ns"], _before_and_after, 8),
+    ("waiting", lambda row: row.parts["exposed_wait_ns"], _before_and_after, 7),
+    ("idle", lambda row: row.parts["idle_ns"], _before_and_after, 6),
+)
+_COLLECTIVE_CHANGES: tuple[Figure[CollectiveChange], ...] = (
+    ("collective", lambda row: row.kind, neutral, 10),
+    ("group", _group_change, neutral, 10),
+    ("size", lambda row: row.bytes, names.format_size, 10),
+    *_times(lambda row: row.transfer_ns),
+    ("waiting", lambda row: row.wait_ns, _before_and_after, 7),
+    ("bus", lambda row: row.bus_gb_per_s, _rates, 6),
+)
+_LINK_CHANGES: tuple[Figure[LinkChange], ...] = (
+    ("links", lambda row: row.kind, neutral, 10),
+    ("where", lambda row: _PLACES[row.across_hosts], neutral, 10),
+    ("count", lambda row: f"{row.base_links} -> {row.new_links}", str, 5),
+    ("median", lambda row: row.gb_per_s, _rates, 10),
+    ("slowest", lambda row: row.slowest_gb_per_s, _rates, 8),
+)
+_KERNEL_CHANGES: tuple[Figure[OperationChange], ...] = (
+    ("kernel", lambda row: row.name, neutral, 10),
+    ("stage", lambda row: row.stage, str, 8),
+    *_times(lambda row: row.time_ns),
+)
+_HEADINGS = {
+    "span_ns": "step",
+    "compute_ns": "compute",
+    "communication_ns": "communication",
+    "exposed_communication_ns": "exposed communication",
+    "wait_ns": "collective wait",
+    "exposed_wait_ns": "exposed collective wait",
+    "setup_ns": "collective setup",
+    "bubble_ns": "pipeline wait",
+    "input_late_ns": "late input",
+    "idle_ns": "idle",
+}
+
+
+def cluster_difference_document(found: ClusterDifference, *, top: int) -> Document:
+    """Return the document of a comparison with at most `top` rows per table."""
+    document = Document()
+    document.fact("base", cluster_title(found.base))
+    document.fact("new", cluster_title(found.new))
+    for heading, findings in (
+        ("new findings", found.new_findings),
+        ("resolved findings", found.gone_findings),
+        ("unchanged findings", found.kept_findings),
+    ):
+        if findings:
+            document.heading(heading)
+            for finding in findings:
+                document.line(finding.text)
+    parts = [
+        (_HEADINGS[name], pair)
+        for name, pair in found.step.items()
+        if pair.base is not None or pair.new is not None
+    ]
+    part: Figure[Any] = ("part", itemgetter(0), neutral, 10)
+    document.section("mean step", parts, (part, *_times(itemgetter(1))), len(parts))
+    kernels = _KERNEL_CHANGES
+    if all(row.stage == "all" for row in found.operations[:top]):
+        kernels = tuple(figure for figure in kernels if figure[0] != "stage")
+    tables: tuple[tuple[str, Sequence[Any], Sequence[Figure[Any]]], ...] = (
+        ("by role", found.roles, _ROLE_CHANGES),
+        ("collectives", found.collectives, _COLLECTIVE_CHANGES),
+        ("links", found.links, _LINK_CHANGES),
+        ("kernels, largest regression first", found.operations, kernels),
+    )
+    for heading, rows, figures in tables:
+        if rows:
+            document.section(heading, rows, figures, top)
+    return document
+
+
+def cluster_difference_fields(found: ClusterDifference) -> dict[str, Any]:
+    """Return a comparison with all rows as plain data for JSON; times are ns per step."""
+    return {
+        "version": cluster_document.CLUSTER_FORMAT_VERSION,
+        "base": cluster_document.run_facts(found.base),
+        "new": cluster_document.run_facts(found.new),
+        "step": {name: asdict(pair) for name, pair in found.step.items()},
+        "roles": [asdict(one) for one in found.roles],
+        "collectives": [asdict(one) for one in found.collectives],
+        "links": [asdict(one) for one in found.links],
+        "operations": [asdict(one) for one in found.operations],
+        "findings": {
+            "new": [cluster_document.finding_fields(one) for one in found.new_findings],
+            "gone": [cluster_document.finding_fields(one) for one in found.gone_findings],
+            "kept": [cluster_document.finding_fields(one) for one in found.kept_findings],
+        },
+    }

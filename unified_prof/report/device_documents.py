@@ -1,43 +1,446 @@
-"""Comparison of device recordings as JSON, CSV, document and HTML page."""
+"""Comparison of device recordings as document, JSON, CSV and HTML page."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import PurePath
 from typing import Any, Final
 
-from unified_prof.compare.device_side import PARTS, Side
-from unified_prof.compare.device_tables import MIN_ROW_CHANGE, Amount, DeviceDifference, Line
+from unified_prof.compare.comparable import PEAK
+from unified_prof.compare.device_side import PARTS, UNKNOWN_DEVICE, Side
+from unified_prof.compare.device_tables import (
+    MIN_ROW_CHANGE,
+    Allowed,
+    Amount,
+    DeviceDifference,
+    FindingChange,
+    Line,
+)
+from unified_prof.explain.roofline.peaks import Peak
 from unified_prof.recording.calls import UNKNOWN
 from unified_prof.recording.idle import IN_WORDS
 from unified_prof.report import names
-from unified_prof.report.device_comparison import (
-    DEVICE_ROW_FIELDS,
-    device_headline,
-    device_remarks,
-    device_rows,
-    device_tables,
-    device_title,
-    device_verdict,
-    finding_change,
-)
-from unified_prof.report.document import Document
+from unified_prof.report.document import Column, Document, Figure, columns_of
+from unified_prof.report.finding_lines import finding_summary
 from unified_prof.report.formats import DeviceRequest
-from unified_prof.report.html_parts import fill_page
-from unified_prof.report.operation_difference import DIFFERENCE_FORMAT_VERSION, finite_or_none
+from unified_prof.report.html_parts import fill_page, page_rows
+from unified_prof.report.names import format_duration as duration
+from unified_prof.report.names import neutral
+from unified_prof.report.operation_difference import (
+    DIFFERENCE_FORMAT_VERSION,
+    IDENTICAL_SIDES,
+    comparison_text,
+    finite_or_none,
+    format_signed,
+)
 from unified_prof.report.renderers import csv_text
 
+_LARGE_RATIO: Final = 100  # Ratios from here on are shown without decimals.
+_SMALL_RATIO: Final = 0.01  # Ratios below this are shown as `<0.01`.
+_MAX_FINDINGS: Final = 3  # Changed findings above the tables.
 
-def device_fields(found: DeviceDifference) -> dict[str, Any]:
-    """Return a comparison as plain data for JSON, with all rows."""
-    rows = {
+
+def device_headline(found: DeviceDifference) -> list[tuple[str, str]]:
+    """Return the headline as (label, text): both devices, and the step."""
+    lines = [("base", _side(found.base)), ("new", _side(found.new))]
+    before, after = (side.per_share(side.window_ns) for side in (found.base, found.new))
+    if before and after:
+        change = f"{format_signed(after - before)}, {ratio_text(after / before)}"
+        lines.append(
+            (
+                unit(found),
+                f"{duration(before)} -> {duration(after)} ({change})",
+            )
+        )
+    for metric, comparison in found.totals.items():
+        if found.same_devices or metric == PEAK:
+            is_size = metric == PEAK
+            said = comparison_text(comparison, is_size=is_size)
+            if found.identical:
+                show = names.format_size if is_size else duration
+                said = f"{show(comparison.new_median)} on both sides"
+            elif not found.same_devices:
+                base, new = comparison.base_median, comparison.new_median
+                said = f"{names.format_size(base)} -> {names.format_size(new)}"
+            lines.append((metric if is_size else "median step", said))
+    lines += [finding_change(found, change) for change in found.findings[:_MAX_FINDINGS]]
+    return lines
+
+
+def finding_change(found: DeviceDifference, change: FindingChange) -> tuple[str, str]:
+    """Return the outcome of a finding whose cost changed, and its costs and cause."""
+    before, after = (
+        "unknown" if cost is None else duration(cost) for cost in (change.base_ns, change.new_ns)
+    )
+    label, costs = "finding", f"{before} -> {after}"
+    if change.base_ns == 0:
+        label, costs = "new finding", after
+    elif change.new_ns == 0:
+        label, costs = "no longer found", before
+    per = "/step" if found.new.steps else ""
+    return label, f"{costs}{per}  {neutral(finding_summary(change.finding))}"
+
+
+def device_verdict(found: DeviceDifference) -> str:
+    """Return a sentence with the change of the step and the kernel class that changed most."""
+    if found.identical:
+        return IDENTICAL_SIDES
+    before, after = (side.per_share(side.window_ns) for side in (found.base, found.new))
+    text = f"The {unit(found)} takes {duration(after)}"
+    if before:
+        text += f" instead of {duration(before)} ({ratio_text(after / before)})"
+    if found.findings:
+        label, change = finding_change(found, found.findings[0])
+        costs, _, finding = change.partition("  ")
+        return f"{text}. {label.capitalize()}, {costs}: {finding}."
+    row = max(found.classes, key=lambda row: abs(found.change_ns(row)), default=None)
+    if row is None or not found.change_ns(row):
+        return f"{text}."
+    text += f"; largest change in {row.name} kernels: {format_signed(found.change_ns(row))}"
+    if (ratio := found.ratio(row)) is not None:
+        text += f", {ratio_text(ratio)}"
+        if row.class_name in found.allowed:
+            text += f" (attainable {_attainable_ratio(found.allowed[row.class_name])})"
+    return f"{text}."
+
+
+def device_remarks(found: DeviceDifference) -> list[str]:
+    """Return notes on how to read the figures."""
+    unknown = [
+        name if side.limits is None else f"{name} (properties of {side.limits.name})"
+        for name, side in (("base", found.base), ("new", found.new))
+        if UNKNOWN_DEVICE in side.devices or not side.devices
+    ]
+    if found.identical:
+        remark = IDENTICAL_SIDES
+    elif found.same_devices:
+        remark = "both sides ran on the same device model"
+    else:
+        why = f"the device of {' and '.join(unknown)} was not recorded"
+        remark = f"{why if unknown else 'the devices differ'}: times are shown without a verdict"
+    return [
+        *(*found.left_out, remark, *_peaks(found)),
+        "kernel time is summed over streams and can exceed the compute part of a step",
+    ]
+
+
+def _side(side: Side) -> str:
+    models = ", ".join(side.devices) or "no device"
+    count = f"{side.device_count} x " if side.device_count > 1 else ""
+    parts = [f"{count}{models}"]
+    parts += [f"{name} {value}" for name, value in side.versions]
+    return f"{', '.join(parts)}; {_amount_of_steps(side)}"
+
+
+def _amount_of_steps(side: Side) -> str:
+    of = f" of {side.recordings} recordings" if side.recordings > 1 else ""
+    if side.steps is None:
+        return f"no steps{of}"
+    return f"{names.format_number(side.steps)} step{'s' if side.steps != 1 else ''}{of}"
+
+
+def unit(found: DeviceDifference) -> str:
+    """Return the unit that figures refer to: step or recording."""
+    stepped = found.base.steps is not None and found.new.steps is not None
+    return "step" if stepped else "recording"
+
+
+def ratio_text(value: float | None) -> str:
+    """Format new over base."""
+    if value is None:
+        return names.NOT_MEASURED
+    if 0 < value < _SMALL_RATIO:
+        return f"<{_SMALL_RATIO:g} x"
+    return f"{value:.2f} x" if value < _LARGE_RATIO else f"{value:,.0f} x"
+
+
+def _peaks(found: DeviceDifference) -> list[str]:
+    """Describe the device peaks from which the attainable ratios follow."""
+    said: dict[str, list[str]] = {}
+    present = {row.name for row in found.classes}
+    for name, limits in found.allowed.items():
+        if name in present:
+            said.setdefault(f"{_peak(limits.base)} -> {_peak(limits.new)}", []).append(name)
+    if not said:
+        return []
+    parts = "; ".join(f"{', '.join(classes)}: {peaks}" for peaks, classes in said.items())
+    return [
+        f"attainable: ratio if both devices worked at their peak ({parts}; ? marks an "
+        "uncertain peak)"
+    ]
+
+
+def _peak(peak: Peak) -> str:
+    if peak.name in ("memory", "link"):
+        return f"{peak.name} {peak.rate / 1e9:,.4g} GB/s"
+    return f"{peak.name} {peak.rate / 1e12:,.4g} TFLOP/s"
+
+
+# Maximum number of shapes shown under an operation.
+_MAX_SHAPES: Final = 3
+_IDLE: Final = "idle "
+
+
+def _add_tables(document: Document, found: DeviceDifference, shown: DeviceRequest) -> None:
+    """Add the tables from the step downwards, the requested breakdown last."""
+    by, everything = shown.by, shown.everything
+
+    def add(heading: str, rows: Sequence[Line], first: str, *, shapes: bool = False) -> None:
+        if rows:
+            columns = _columns(found, rows[: shown.top], first, shapes=shapes)
+            document.heading(heading)
+            document.table(columns, left_out=max(0, len(rows) - shown.top))
+
+    several = found.base.device_count > 1 or found.new.device_count > 1
+    document.heading(f"One {unit(found)}{' of one device' if several else ''}")
+    document.table(_part_columns(found))
+    if found.classes:
+        document.heading("Kernel time by class")
+        document.table(_columns(found, [*found.classes, _total_row(found)], "class"))
+    if by in ("module", "line"):
+        places = found.modules if by == "module" else found.lines
+        add(f"Kernel time by {by}", _changed(found, places, everything=everything), by)
+    elif by == "kernel":
+        _add_kernels(document, found, shown)
+        add("Kernels by name", _changed(found, found.kernels, everything=everything), "kernel")
+    elif by != "class":
+        for heading, rows in _by_outcome(found, found.operations, everything=everything):
+            add(heading, rows, "operation", shapes=by == "shape")
+
+
+def _total_row(found: DeviceDifference) -> Line:
+    """Return the total row of a table."""
+    base, new = (
+        Amount(int(leaves.calls.sum()), int(leaves.runs.sum()), int(leaves.total_ns.sum()))
+        if len(leaves)
+        else None
+        for leaves in (found.base.leaves, found.new.leaves)
+    )
+    return Line("total", base, new)  # of no class, and so without a limit
+
+
+def _by_outcome(
+    found: DeviceDifference, rows: Sequence[Line], *, everything: bool
+) -> list[tuple[str, list[Line]]]:
+    """Return rows by outcome, largest change first."""
+    changed = _changed(found, rows, everything=False)
+    both = [row for row in changed if row.side == "both"]
+    return [
+        ("Slower in new", [row for row in both if found.change_ns(row) > 0]),
+        ("Faster in new", [row for row in both if found.change_ns(row) < 0]),
+        ("Only in new", [row for row in changed if row.side == "new"]),
+        ("Only in base", [row for row in changed if row.side == "base"]),
+        ("Unchanged", [row for row in rows if row not in changed] if everything else []),
+    ]
+
+
+def _changed(found: DeviceDifference, rows: Sequence[Line], *, everything: bool) -> list[Line]:
+    """Return the rows that changed, largest change first; with `everything`, all rows.
+
+    Rows of one side are changes even if they are short: their calls may make the device wait.
+    """
+    limit_ns = MIN_ROW_CHANGE * found.longest_ns
+    ordered = sorted(rows, key=lambda row: -abs(found.change_ns(row)))
+    if everything:
+        return ordered
+    return [row for row in ordered if row.side != "both" or abs(found.change_ns(row)) >= limit_ns]
+
+
+def _add_kernels(document: Document, found: DeviceDifference, shown: DeviceRequest) -> None:
+    """Add the kernels under each operation."""
+    pairs = [
+        (operation, kernel)
+        for operation in _changed(found, found.operations, everything=shown.everything)
+        for kernel in sorted(
+            found.kernels_of(operation), key=lambda row: -abs(found.change_ns(row))
+        )
+    ]
+    if not pairs:
+        return
+    owners, kernels = zip(*pairs[: shown.top], strict=True)
+    # An operation is named once.
+    named = [
+        one if not index or owners[index - 1] is not one else None
+        for index, one in enumerate(owners)
+    ]
+    columns = columns_of(
+        named,
+        ("class", lambda one: one.class_name if one else "", neutral, 10),
+        ("operation", lambda one: _name_with_calls(found, one) if one else "", neutral, 10),
+    )
+    document.heading("Kernels under each operation")
+    left_out = max(0, len(pairs) - shown.top)
+    document.table([*columns, *_columns(found, kernels, "kernel")], left_out=left_out)
+
+
+def _part_name(part: str) -> str:
+    if not part.startswith(_IDLE):
+        return part
+    return f"idle: {IN_WORDS.get(part.removeprefix(_IDLE), part)}"
+
+
+def _part_columns(found: DeviceDifference) -> list[Column]:
+    base, new = (side.per_share(side.window_ns) for side in (found.base, found.new))
+    parts = [(_part_name(name), *found.part_ns(name)) for name in PARTS]
+    return columns_of(
+        [(unit(found), base, new), *(row for row in parts if any(row[1:]))],
+        ("part", lambda row: row[0], neutral, 10),
+        ("base", lambda row: row[1], duration, 10),
+        ("share", lambda row: names.format_share(row[1], base), str, 5),
+        ("new", lambda row: row[2], duration, 10),
+        ("share", lambda row: names.format_share(row[2], new), str, 5),
+        ("change", lambda row: row[2] - row[1], format_signed, 10),
+        ("ratio", lambda row: row[2] / row[1] if row[1] and row[2] else None, ratio_text, 8),
+    )
+
+
+def _columns(
+    found: DeviceDifference, rows: Sequence[Line], first: str, *, shapes: bool = False
+) -> list[Column]:
+    """Return the columns of some rows; shapes follow their operation if it has several."""
+    listed: list[tuple[str, Line]] = []
+    for row in rows:
+        listed.append(
+            (_name_with_calls(found, row) if first == "operation" else _shown(row.name), row)
+        )
+        alike = any(one.side == "both" for one in row.shapes) or row.side != "both"
+        if first == "operation" and (shapes or (alike and len(row.shapes) > 1)):
+            ordered = sorted(row.shapes, key=lambda one: -abs(found.change_ns(one)))
+            most = ordered if shapes else ordered[:_MAX_SHAPES]
+            listed += [(f"  {_name_with_calls(found, one)}", one) for one in most]
+    figures: list[Figure[tuple[str, Line]]] = []
+    if any(row.class_name for _, row in listed) and first != "class":
+        figures.append(("class", lambda one: one[1].class_name, neutral, 10))
+    figures.append((first, lambda one: one[0], neutral, 10))
+    if first != "operation":
+        figures += [
+            ("base runs", lambda one: _runs(one[1].base, found.base), str, 6),
+            ("new runs", lambda one: _runs(one[1].new, found.new), str, 6),
+        ]
+    figures += [
+        ("base", lambda one: _time(one[1].base, found.base), str, 10),
+        ("new", lambda one: _time(one[1].new, found.new), str, 10),
+        ("change", lambda one: found.change_ns(one[1]), format_signed, 10),
+        ("ratio", lambda one: found.ratio(one[1]), ratio_text, 8),
+    ]
+    if any(_limits(found, row) for _, row in listed):
+        figures.append(("attainable", lambda one: _limits(found, one[1]), _attainable_ratio, 7))
+    if any(row.modules for _, row in listed):
+        figures.append(("module", lambda one: _first_of(one[1].modules), neutral, 4))
+    if any(row.lines for _, row in listed):
+        figures.append(("line", lambda one: _first_of(one[1].lines), neutral, 4))
+    return columns_of(listed, *figures)
+
+
+def _limits(found: DeviceDifference, row: Line) -> Allowed | None:
+    """Return the limiting peaks of a row that both sides have."""
+    return found.allowed.get(row.class_name) if row.side == "both" else None
+
+
+def _name_with_calls(found: DeviceDifference, row: Line) -> str:
+    """Return a row's name with its calls per step if the sides differ."""
+    counts = [
+        _count(amount.calls / side.shares)
+        for amount, side in ((row.base, found.base), (row.new, found.new))
+        if amount is not None
+    ]
+    return f"{_shown(row.name)} x{' and x'.join(dict.fromkeys(counts))}"
+
+
+def _shown(name: str) -> str:
+    if name.endswith(" B") and name[:-2].isdigit():
+        return names.format_size(int(name[:-2]))
+    return name
+
+
+def _count(value: float) -> str:
+    return f"{value:,.0f}" if value == int(value) else f"{value:,.1f}"
+
+
+def _runs(amount: Amount | None, side: Side) -> str:
+    return names.NOT_MEASURED if amount is None else _count(amount.runs / side.shares)
+
+
+def _time(amount: Amount | None, side: Side) -> str:
+    return names.NOT_MEASURED if amount is None else duration(side.per_share(amount.total_ns))
+
+
+def _attainable_ratio(limits: Allowed | None) -> str:
+    """Return the attainable ratio; `?` marks an uncertain peak."""
+    return "" if limits is None else f"{limits.ratio:.2f} x{'?' if limits.uncertain else ''}"
+
+
+def _first_of(places: Sequence[str]) -> str:
+    """Return the first of several places and the number of the others."""
+    more = f" (+{len(places) - 1})" if len(places) > 1 else ""
+    return f"{places[0]}{more}" if places else ""
+
+
+# Fields of a row; times and counts are per step (or recording) of one device.
+_ROW_FIELDS: Final = """by class name side base_calls new_calls base_runs new_runs base_ns new_ns
+    delta_ns ratio ratio_of_peaks module line""".split()
+
+Row = dict[str, Any]
+
+
+def device_rows(found: DeviceDifference) -> Iterator[Row]:
+    """Yield the parts of a step, then every breakdown with all rows."""
+    for name in PARTS:
+        before, after = found.part_ns(name)
+        if before or after:
+            yield {
+                "by": "part",
+                "name": name,
+                "side": "both" if before and after else "base" if before else "new",
+                "base_ns": before,
+                "new_ns": after,
+                "delta_ns": after - before,
+                "ratio": after / before if before and after else None,
+            }
+    for by, lines in _breakdowns(found).items():
+        for line in lines:
+            yield {"by": by, **_row(found, line)}
+
+
+def _breakdowns(found: DeviceDifference) -> dict[str, tuple[Line, ...]]:
+    return {
         "class": found.classes,
         "operation": found.operations,
         "module": found.modules,
         "line": found.lines,
         "kernel": found.kernels,
     }
+
+
+def _row(found: DeviceDifference, line: Line) -> Row:
+    limits = _limits(found, line)
+    return {
+        "class": line.class_name or None,
+        "name": line.name,
+        "side": line.side,
+        **_amount("base", line.base, found.base),
+        **_amount("new", line.new, found.new),
+        "delta_ns": found.change_ns(line),
+        "ratio": found.ratio(line),
+        "ratio_of_peaks": None if limits is None else limits.ratio,
+        "module": ", ".join(line.modules) or None,
+        "line": ", ".join(line.lines) or None,
+    }
+
+
+def _amount(name: str, amount: Amount | None, side: Side) -> Row:
+    if amount is None:
+        return {}
+    return {
+        f"{name}_calls": amount.calls / side.shares,
+        f"{name}_runs": amount.runs / side.shares,
+        f"{name}_ns": side.per_share(amount.total_ns),
+    }
+
+
+def device_fields(found: DeviceDifference) -> dict[str, Any]:
+    """Return a comparison as plain data for JSON, with all rows."""
     changes = [found.change_ns(row) for row in found.operations]
     slower = sum(change for change in changes if change > 0)
     faster = -sum(change for change in changes if change < 0)
@@ -79,7 +482,7 @@ def device_fields(found: DeviceDifference) -> dict[str, Any]:
         ],
         "parts": [_part_fields(found, name) for name in PARTS],
         "breakdowns": {
-            by: [_row_fields(found, row) for row in lines] for by, lines in rows.items()
+            by: [_row_fields(found, row) for row in rows] for by, rows in _breakdowns(found).items()
         },
     }
     plain: dict[str, Any] = finite_or_none(made)
@@ -154,20 +557,18 @@ def _amount_fields(amount: Amount | None, side: Side) -> dict[str, Any] | None:
 
 def device_csv(found: DeviceDifference) -> str:
     """Render a comparison as one CSV table; cells of a side without the row are empty."""
-    return csv_text(device_rows(found), DEVICE_ROW_FIELDS)
+    return csv_text(device_rows(found), _ROW_FIELDS)
 
 
 def device_document(found: DeviceDifference, shown: DeviceRequest) -> Document:
     """Return the document of a comparison."""
     document = Document()
-    document.title(device_title(found))
+    document.title(f"{found.base.label} -> {found.new.label}")
     for warning in found.warnings:
         document.warning("warning", warning)
     for label, text in device_headline(found):
         document.fact(label, text)
-    for heading, columns, left_out in device_tables(found, shown):
-        document.heading(heading)
-        document.table(columns, left_out=left_out)
+    _add_tables(document, found, shown)
     for line in device_remarks(found):
         document.note(line)
     return document
@@ -176,9 +577,7 @@ def device_document(found: DeviceDifference, shown: DeviceRequest) -> Document:
 _SCRIPTS: Final = ("base.js", "frame.js", "table.js", "difference.js")
 # Maximum rows of a breakdown on the page, largest changes first.
 _ROWS: Final = 1000
-_NAME_LENGTH: Final = 120
 _COLORS: Final = {"compute": "compute", "exposed communication": "communication", "copies": "copy"}
-_IDLE: Final = "idle "
 
 
 def device_page(found: DeviceDifference, shown: DeviceRequest) -> str:
@@ -199,10 +598,10 @@ def device_page(found: DeviceDifference, shown: DeviceRequest) -> str:
     data: dict[str, Any] = {
         "title": names.neutral(label),
         "verdict": names.neutral(device_verdict(found)),
-        "unit": "step" if found.base.steps and found.new.steps else "recording",
+        "unit": unit(found),
         "warnings": [names.neutral(one) for one in found.warnings],
         "headline": [
-            [what, names.neutral(text)]
+            [what, neutral(text)]
             for what, text in device_headline(found)
             # The verdict has the finding that changed most.
             if not found.findings or text != finding_change(found, found.findings[0])[1]
@@ -219,12 +618,6 @@ def device_page(found: DeviceDifference, shown: DeviceRequest) -> str:
     return fill_page(title, ("page.css",), _SCRIPTS, data)
 
 
-def _part_name(part: str) -> str:
-    if not part.startswith(_IDLE):
-        return part
-    return f"idle: {IN_WORDS.get(part.removeprefix(_IDLE), part)}"
-
-
 def _page_tables(found: DeviceDifference) -> dict[str, dict[str, Any]]:
     """Return the largest changes of each breakdown, and the number of further rows."""
     tables: dict[str, dict[str, Any]] = {}
@@ -236,13 +629,5 @@ def _page_tables(found: DeviceDifference) -> dict[str, dict[str, Any]]:
         if by != "class":
             table["rows"].sort(key=lambda row: -abs(row["delta_ns"]))
         table["left_out"] = max(0, len(table["rows"]) - _ROWS)
-        del table["rows"][_ROWS:]
-        short = names.truncate_names(
-            names.readable_names([row["name"] for row in table["rows"]]), _NAME_LENGTH
-        )
-        table["rows"] = [
-            {name: value for name, value in row.items() if value not in (None, "")}
-            | ({"short": brief} if brief != row["name"] else {})
-            for row, brief in zip(table["rows"], short, strict=True)
-        ]
+        table["rows"] = page_rows(table["rows"][:_ROWS])
     return tables

@@ -7,10 +7,10 @@ Formats for programs (JSON, CSV, Parquet) have complete data, as plain dictionar
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from unified_prof.report import names
 
@@ -41,6 +41,24 @@ class Column:
         return sum(cell not in ("", names.NOT_MEASURED) for cell in self.cells) / max(
             1, len(self.cells)
         )
+
+
+Row = TypeVar("Row")
+# Heading, value of a row, formatter and importance of a column; names have `names.neutral`.
+Figure: TypeAlias = tuple[str, Callable[[Row], Any], Callable[[Any], str], int]
+
+
+def columns_of(rows: Sequence[Row], *figures: Figure[Row]) -> list[Column]:
+    """Return the columns of a table with a row for each of `rows`."""
+    return [
+        Column(
+            heading,
+            tuple(show(value(row)) for row in rows),
+            is_name=show is names.neutral,
+            importance=importance,
+        )
+        for heading, value, show, importance in figures
+    ]
 
 
 def name_column(heading: str, cells: Iterable[str], *, importance: int = 10) -> Column:
@@ -120,6 +138,13 @@ class Document:
     def table(self, columns: Sequence[Column], *, caption: str = "", left_out: int = 0) -> None:
         """Add a table."""
         self.blocks.append(Table(tuple(columns), caption, left_out))
+
+    def section(
+        self, heading: str, rows: Sequence[Row], figures: Iterable[Figure[Row]], top: int
+    ) -> None:
+        """Add a heading and a table of the first `top` rows."""
+        self.heading(heading)
+        self.table(columns_of(rows[:top], *figures), left_out=max(0, len(rows) - top))
 
     def add(self, other: Document, name: str = "") -> None:
         """Add the blocks of another document, with a name before its titles."""

@@ -161,11 +161,11 @@ class DeviceRequest:
 ClusterBreakdown = Literal["rank", "step", "group", "link", "operation"]
 
 _CLUSTER_RENDERERS = {
-    "text": "cluster_text:produce_cluster_text",
+    "text": "cluster_text:run_document",
     "json": "cluster_document:produce_cluster_json",
     "csv": "cluster_document:produce_cluster_csv",
-    "markdown": "cluster_text:produce_cluster_markdown",
-    "html": "cluster_page:produce_cluster_page",
+    "markdown": "cluster_text:run_document",
+    "html": "cluster_document:produce_cluster_page",
 }
 
 CLUSTER_FORMATS: tuple[Format, ...] = tuple(
@@ -196,5 +196,7 @@ def produce_cluster(shape: Format, overview: Overview, request: ClusterRequest) 
         StoreError: The summary is damaged.
         UsageError: The run has no such rank or step.
     """
-    content: str = load_renderer(_CLUSTER_RENDERERS[shape.name])(overview, request)
-    return content
+    content: Any = load_renderer(_CLUSTER_RENDERERS[shape.name])(overview, request)
+    if shape.name in ("text", "markdown"):
+        content = load_renderer("terminal:render_document")(content, shape.name, request)
+    return str(content)

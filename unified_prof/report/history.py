@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from unified_prof.compare.gate import Limits
 from unified_prof.compare.history import Change, History, Point
 from unified_prof.report import names
-from unified_prof.report.document import Column, Document, name_column
+from unified_prof.report.document import Column, Document, columns_of
 from unified_prof.report.html_parts import fill_page
 from unified_prof.report.renderers import csv_text
 from unified_prof.report.verdicts import limits_text
@@ -104,20 +104,17 @@ def history_document(
 
 def _version_columns(series: BaselineSeries, chart_width: int) -> list[Column]:
     """Return the table of versions with a chart row each."""
-    rows = list(series.rows())
-    return [
-        Column("version", tuple(f"@{entry.version}" for entry, _ in rows)),
-        Column(
-            "saved (UTC)",
-            tuple(f"{entry.saved_at:%Y-%m-%d %H:%M}" for entry, _ in rows),
-            importance=6,
-        ),
-        name_column("commit", ((entry.commit or "-")[:_COMMIT] for entry, _ in rows), importance=7),
-        Column("runs", tuple(names.format_number(point.runs) for _, point in rows), importance=5),
-        Column("median", tuple(series.format_value(point.value) for _, point in rows)),
-        Column(_scale(series, chart_width), tuple(_chart(series, chart_width))),
-        name_column("change", (series.describe_change(point.change) for _, point in rows)),
-    ]
+    rows = zip(series.rows(), _chart(series, chart_width), strict=True)
+    return columns_of(
+        [(entry, point, chart) for (entry, point), chart in rows],
+        ("version", lambda row: f"@{row[0].version}", str, 10),
+        ("saved (UTC)", lambda row: f"{row[0].saved_at:%Y-%m-%d %H:%M}", str, 6),
+        ("commit", lambda row: (row[0].commit or "-")[:_COMMIT], names.neutral, 7),
+        ("runs", lambda row: row[1].runs, names.format_number, 5),
+        ("median", lambda row: row[1].value, series.format_value, 10),
+        (_scale(series, chart_width), lambda row: row[2], str, 10),
+        ("change", lambda row: series.describe_change(row[1].change), names.neutral, 10),
+    )
 
 
 def series_remarks(limits: Limits) -> str:

@@ -24,7 +24,6 @@ from unified_prof.recording.idle import IN_WORDS
 from unified_prof.recording.model import Series
 from unified_prof.recording.source import Coverage
 from unified_prof.recording.timeline import Timeline, Track
-from unified_prof.report import names
 from unified_prof.report.figures import (
     collect_figures,
     coverage_fields,
@@ -32,7 +31,7 @@ from unified_prof.report.figures import (
     readable_answers,
 )
 from unified_prof.report.formats import ReportRequest, encode_varints
-from unified_prof.report.html_parts import fill_page
+from unified_prof.report.html_parts import fill_page, page_rows
 from unified_prof.report.names import anomaly_name, readable_names, truncate_middle
 
 _SCRIPTS = (
@@ -49,7 +48,6 @@ _SCRIPTS = (
     "main.js",
 )
 _FEWEST_BLOCKS = 10_000
-_NAME_LENGTH = 120  # Names longer than this are shortened in tables.
 _ROWS_HTML = 1000  # Maximum rows of a breakdown on the page, largest first.
 
 
@@ -86,15 +84,7 @@ def _report(analysis: Analysis, request: ReportRequest, blocks: int) -> dict[str
     )
     (figures,) = figures_document([shown])["reports"]
     for breakdown in figures["breakdowns"].values():
-        rows = breakdown["rows"]
-        shown_names = names.truncate_names(
-            names.readable_names([row["name"] for row in rows]), _NAME_LENGTH
-        )
-        breakdown["rows"] = [
-            {name: value for name, value in row.items() if value is not None}
-            | ({"short": short} if short != row["name"] else {})
-            for row, short in zip(rows, shown_names, strict=True)
-        ]
+        breakdown["rows"] = page_rows(breakdown["rows"])
     for anomaly, found in zip(figures["anomalies"], shown.summary.anomalies, strict=True):
         anomaly["words"] = anomaly_name(found.name)
     trees = page_trees(analysis)

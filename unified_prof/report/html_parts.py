@@ -14,7 +14,7 @@ import hashlib
 import html
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from html import escape
 from importlib.resources import files
@@ -34,6 +34,7 @@ from unified_prof.version import VERSION
 _MAX_FRAGMENT_ROWS = 25  # Maximum rows of any table in a fragment.
 
 _FRAGMENT_NAME_LENGTH = 90
+_PAGE_NAME_LENGTH = 120  # Names longer than this are shortened in tables of pages.
 
 _MAX_LINE_LENGTH = 600
 
@@ -133,6 +134,18 @@ def _cell_html(column: Column, text: str) -> str:
             f";background:linear-gradient(to left,rgba(66,133,244,.28) {share:g}%,transparent 0)"
         )
     return f'<td{title} style="{style};{_CELL_STYLE}">{shown}</td>'
+
+
+def page_rows(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return rows for a page: without unknown values, and with a short name if it differs."""
+    short = names.truncate_names(
+        names.readable_names([row["name"] for row in rows]), _PAGE_NAME_LENGTH
+    )
+    return [
+        {name: value for name, value in row.items() if value is not None}
+        | ({"short": brief} if brief != row["name"] else {})
+        for row, brief in zip(rows, short, strict=True)
+    ]
 
 
 def fill_page(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -22,7 +22,7 @@ from unified_prof.compare.operation_changes import (
 )
 from unified_prof.compare.statistics import MIN_SAMPLES, SAME_WITHIN, Comparison
 from unified_prof.report import names
-from unified_prof.report.document import Column, Document, name_column
+from unified_prof.report.document import Document, Figure
 
 # Name of the figures over all workloads.
 GEOMETRIC_MEAN = "geometric mean"
@@ -68,28 +68,30 @@ def add_difference(document: Document, found: Difference, *, top: int, everythin
     hidden = _hidden_statuses(found, everything)
     single = [change for change in found.changes if change.status not in hidden]
     changes, sizes = tuple(sum_loops(single)), tuple(sum_size_loops(found.size_changes))
-    for heading, columns, count in (
-        ("Iteration", part_columns(found.iteration_parts), len(found.iteration_parts)),
-        ("Time", change_columns(changes[:top], found.new_ns - found.base_ns), len(changes)),
-        ("Memory", size_columns(sizes[:top]), len(sizes)),
+    parts = found.iteration_parts
+    net_ns = sum(part.delta_ns for part in parts), found.new_ns - found.base_ns
+    tables: tuple[tuple[str, Sequence[Any], Sequence[Figure[Any]], int], ...] = (
+        ("Iteration", parts, _part_figures(net_ns[0]), len(parts)),
+        ("Time", changes, _change_figures(net_ns[1]), top),
+        ("Memory", sizes, _SIZE_FIGURES, top),
         (
             "Kernels under each operation",
-            kernel_columns(found.kernel_changes[:top]),
-            len(found.kernel_changes),
+            found.kernel_changes,
+            _kernel_figures(found.kernel_changes),
+            top,
         ),
-    ):
-        if count:
-            document.heading(heading)
-            left_out = 0 if heading == "Iteration" else max(0, count - top)
-            document.table(columns, left_out=left_out)
+    )
+    for heading, rows, figures, most in tables:
+        if rows:
+            document.section(heading, rows, figures, most)
     if len(changes) < len(single) or len(sizes) < len(found.size_changes):
         document.note("calls of a loop that changed alike are one row (xN); --format json has each")
     for line in _remarks(found, everything):
         document.note(line)
 
 
-def largest_increases(found: Difference, count: int) -> list[tuple[str, list[Column]]]:
-    """Return the largest increases of parts of an iteration, operations and sizes, as tables.
+def add_increases(document: Document, found: Difference, count: int, name: str) -> bool:
+    """Add the largest increases of parts of an iteration, operations and sizes, if there are any.
 
     Increases below a tenth of that of the total are left out.
     """
@@ -109,13 +111,16 @@ def largest_increases(found: Difference, count: int) -> list[tuple[str, list[Col
     sizes = [one for one in sum_size_loops(found.size_changes) if one.delta_bytes >= least_bytes]
     changes.sort(key=lambda one: (one.status in _UNCHANGED, -one.delta_ns))
     parts.sort(key=lambda one: -one.delta_ns)
-    net_ns = found.new_ns - found.base_ns
-    tables = {
-        "parts of an iteration": parts and part_columns(tuple(parts[:count])),
-        "operations": changes and change_columns(tuple(changes[:count]), net_ns),
-        "memory": sizes and size_columns(tuple(sizes[:count])),
-    }
-    return [(name, columns) for name, columns in tables.items() if columns]
+    net_ns = sum(one.delta_ns for one in parts[:count]), found.new_ns - found.base_ns
+    tables: tuple[tuple[str, Sequence[Any], Sequence[Figure[Any]]], ...] = (
+        ("parts of an iteration", parts, _part_figures(net_ns[0])),
+        ("operations", changes, _change_figures(net_ns[1])),
+        ("memory", sizes, _SIZE_FIGURES),
+    )
+    for kind, rows, figures in tables:
+        if rows:
+            document.section(f"Largest increases, {kind}{name}", rows[:count], figures, count)
+    return bool(parts or changes or sizes)
 
 
 def _hidden_statuses(found: Difference, everything: bool) -> tuple[Status, ...]:
@@ -190,89 +195,75 @@ def differences_fields(
     return plain
 
 
-def change_columns(changes: tuple[Change, ...], net_ns: float) -> list[Column]:
-    """Return the table of changed operations."""
-    return [
-        Column("", tuple(change.status for change in changes), importance=10),
-        name_column("operation", (_name(change) for change in changes)),
-        Column(
-            "base", tuple(names.format_duration(change.base_ns) for change in changes), importance=8
-        ),
-        Column(
-            "new", tuple(names.format_duration(change.new_ns) for change in changes), importance=8
-        ),
-        Column("change", tuple(format_signed(change.delta_ns) for change in changes)),
-        Column("ratio", tuple(_ratio(change) for change in changes), importance=7),
-        Column(
-            "explains",
-            tuple(
-                names.format_share(change.explained_ns, net_ns) if change.explained_ns else ""
-                for change in changes
-            ),
-            importance=9,
-        ),
-        name_column("line", (source_line(change) for change in changes), importance=6),
-    ]
-
-
-def part_columns(parts: tuple[PartChange, ...]) -> list[Column]:
-    """Return the table of all parts of the median iteration, which add up to it."""
-    net_ns = sum(part.delta_ns for part in parts)
-    return [
-        name_column("part", (_part_name(part) for part in parts)),
-        Column("base", tuple(names.format_duration(part.base_ns) for part in parts), importance=8),
-        Column("new", tuple(names.format_duration(part.new_ns) for part in parts), importance=8),
-        Column("change", tuple(format_signed(part.delta_ns) for part in parts)),
-        Column(
-            "explains",
-            tuple(
-                names.format_share(part.explained_ns, net_ns) if part.explained_ns else ""
-                for part in parts
-            ),
-            importance=9,
-        ),
-        name_column("line", (part.line or "" for part in parts), importance=6),
-    ]
+def format_signed(value: float | None, show: Any = names.format_duration) -> str:
+    """Format a change with its sign."""
+    if value is None:
+        return names.NOT_MEASURED
+    return f"{'+' if value > 0 else '-' if value < 0 else ''}{show(abs(value))}"
 
 
 def _part_name(part: PartChange) -> str:
     return "other code" if part.name == "other" else names.part_name(part.name)
 
 
-def kernel_columns(changes: tuple[KernelChange, ...]) -> list[Column]:
-    """Return the table of kernels under each operation; an operation is named once."""
-    operations = [
-        "" if index and changes[index - 1].operation == change.operation else change.operation
-        for index, change in enumerate(changes)
-    ]
-    return [
-        name_column("operation", operations),
-        name_column("kernel", (one.name for one in changes)),
-        Column("base", tuple(names.format_duration(one.base_ns) for one in changes)),
-        Column("new", tuple(names.format_duration(one.new_ns) for one in changes)),
-        Column("change", tuple(format_signed(one.delta_ns) for one in changes), importance=9),
-    ]
+def _explains(net_ns: float) -> Figure[Change | PartChange]:
+    """Return the column with the share of the net change."""
+
+    def share(row: Change | PartChange) -> str:
+        return names.format_share(row.explained_ns, net_ns) if row.explained_ns else ""
+
+    return "explains", share, str, 9
 
 
-def size_columns(changes: tuple[SizeChange, ...]) -> list[Column]:
-    """Return the table of weights and activations whose size changed."""
-    return [
-        Column("", tuple(change.status for change in changes)),
-        name_column(
-            "what", (f"{change.place.kind} {_qualified(change.place)}" for change in changes)
-        ),
-        Column(
-            "base", tuple(names.format_size(change.base_bytes) for change in changes), importance=8
-        ),
-        Column(
-            "new", tuple(names.format_size(change.new_bytes) for change in changes), importance=8
-        ),
-        Column(
-            "change",
-            tuple(format_signed(change.delta_bytes, names.format_size) for change in changes),
-        ),
-        name_column("line", (change.place.line or "" for change in changes), importance=6),
-    ]
+_CHANGED_NS: tuple[Figure[Any], ...] = (
+    ("base", lambda row: row.base_ns, names.format_duration, 8),
+    ("new", lambda row: row.new_ns, names.format_duration, 8),
+    ("change", lambda row: row.delta_ns, format_signed, 10),
+)
+
+
+def _change_figures(net_ns: float) -> tuple[Figure[Change], ...]:
+    return (
+        ("", lambda row: row.status, str, 10),
+        ("operation", _name, names.neutral, 10),
+        *_CHANGED_NS,
+        ("ratio", _ratio, str, 7),
+        _explains(net_ns),
+        ("line", source_line, names.neutral, 6),
+    )
+
+
+def _part_figures(net_ns: float) -> tuple[Figure[PartChange], ...]:
+    """Return the columns of the parts of the median iteration, which add up to it."""
+    return (
+        ("part", _part_name, names.neutral, 10),
+        *_CHANGED_NS,
+        _explains(net_ns),
+        ("line", lambda row: row.line or "", names.neutral, 6),
+    )
+
+
+def _kernel_figures(changes: Sequence[KernelChange]) -> tuple[Figure[KernelChange], ...]:
+    """Return the columns of kernels under each operation; an operation is named once."""
+    first = {one.operation: one for one in reversed(changes)}
+    name = names.neutral
+    return (
+        ("operation", lambda row: row.operation if row is first[row.operation] else "", name, 10),
+        ("kernel", lambda row: row.name, name, 10),
+        ("base", lambda row: row.base_ns, names.format_duration, 10),
+        ("new", lambda row: row.new_ns, names.format_duration, 10),
+        ("change", lambda row: row.delta_ns, format_signed, 9),
+    )
+
+
+_SIZE_FIGURES: tuple[Figure[SizeChange], ...] = (
+    ("", lambda row: row.status, str, 10),
+    ("what", lambda row: f"{row.place.kind} {_qualified(row.place)}", names.neutral, 10),
+    ("base", lambda row: row.base_bytes, names.format_size, 8),
+    ("new", lambda row: row.new_bytes, names.format_size, 8),
+    ("change", lambda row: format_signed(row.delta_bytes, names.format_size), str, 10),
+    ("line", lambda row: row.place.line or "", names.neutral, 6),
+)
 
 
 def _format_metric(metric: str, value: float) -> str:
@@ -421,13 +412,6 @@ def finite_or_none(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [finite_or_none(one) for one in value]
     return value
-
-
-def format_signed(value: float | None, show: Any = names.format_duration) -> str:
-    """Format a change with its sign."""
-    if value is None:
-        return names.NOT_MEASURED
-    return f"{'+' if value > 0 else '-' if value < 0 else ''}{show(abs(value))}"
 
 
 def source_line(change: Change) -> str:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 from xml.etree import ElementTree
 
 from unified_prof.compare.diff import Difference
 from unified_prof.compare.gate import Check, Limits, Outcome, Unit, Verdict, Verdicts
 from unified_prof.report import names
-from unified_prof.report.document import Column, Document, name_column
+from unified_prof.report.document import Document, columns_of
 from unified_prof.report.operation_difference import (
     DIFFERENCE_FORMAT_VERSION,
     GEOMETRIC_MEAN,
     MORE_RUNS,
+    add_increases,
     finite_or_none,
-    largest_increases,
     waiting_fields,
     waiting_text,
 )
@@ -61,16 +61,19 @@ def verdict_document(
     rows = [(name, check) for name, one in each.items() for check in one.checks]
     if isinstance(verdict, Verdicts):
         rows += [(GEOMETRIC_MEAN, check) for check in verdict.together]
-    workloads = name_column("workload", (name for name, _ in rows))
-    columns = check_columns([check for _, check in rows])
-    document.table([workloads, *columns] if several else columns)
+    workload, *columns = columns_of(
+        rows,
+        ("workload", lambda row: row[0], names.neutral, 10),
+        ("metric", lambda row: row[1].metric, names.neutral, 10),
+        ("outcome", lambda row: row[1].outcome, names.neutral, 10),
+        ("base -> new", lambda row: check_values(row[1]), str, 10),
+        ("why", lambda row: row[1].reason, names.neutral, 10),
+    )
+    columns[-1] = replace(columns[-1], is_prose=True)
+    document.table([workload, *columns] if several else columns)
     for name, found in (causes or {}).items():
-        increases = largest_increases(found, _MAX_INCREASES)
-        if not increases:
+        if not add_increases(document, found, _MAX_INCREASES, f", {name}" if several else ""):
             document.note(_NO_OPERATION)
-        for kind, columns in increases:
-            document.heading(f"Largest increases, {kind}{f', {name}' if several else ''}")
-            document.table(columns)
     for note in _waiting_notes(each):
         document.note(note)
     if any(check.lacks_runs for _, check in rows):
@@ -152,21 +155,6 @@ def junit_suite(name: str, checks: Sequence[Check], base: str, new: str) -> Elem
         out = ElementTree.SubElement(case, "system-out")
         out.text = names.neutral(f"{base} -> {new}: {message}")
     return suite
-
-
-def check_columns(checks: Sequence[Check]) -> list[Column]:
-    """Return the table of checks."""
-    return [
-        name_column("metric", (check.metric for check in checks)),
-        name_column("outcome", (check.outcome for check in checks)),
-        Column("base -> new", tuple(check_values(check) for check in checks)),
-        Column(
-            "why",
-            tuple(names.neutral(check.reason) for check in checks),
-            is_name=True,
-            is_prose=True,
-        ),
-    ]
 
 
 def check_values(check: Check) -> str:
