@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,11 @@ from tests.decoders.nsys import builders as nsys
 from tests.decoders.prof import snapshots
 from tests.decoders.rocm import builders as rocm
 from tests.migrate.databases import make_msmonitor
+from tests.records import run_with_regions
 from tests.simulated.machine import Machine, Settings
 from tests.simulated.models import Model, run_step
+from unified_prof.base.run_spec import Frame
+from unified_prof.sqlite import skyline_writer
 from unified_prof.version import VERSION
 
 FOLDER = Path(__file__).parent / "data" / "goldens"
@@ -57,7 +61,7 @@ VARYING = (
 
 
 def skyline() -> None:
-    """Write the reports of two runs, the second with a slower line, and of modules."""
+    """Write reports: of two runs, the second with a slower line; of modules; of regions."""
     write_run(Path("base"), parts_ms={"data": 0.5})
     write_run(Path("new"), slow_line=1.5, seed=1, parts_ms={"data": 0.75})
     Path("modules").mkdir()
@@ -72,6 +76,12 @@ def skyline() -> None:
         Path("modules/memory.sqlite"),
         modules={"weight": paths[:2], "activation": paths[:1]},
     )
+    Path("tracked").mkdir()
+    run, frames = run_with_regions(), (Frame("net.py", 12), Frame("net.py", 30))
+    run = replace(run, activations=(replace(run.activations[0], frames=frames),))
+    facts = {"command": '["uprof"]'}
+    skyline_writer.write_run_time(Path("tracked/run_time.sqlite"), run, facts)
+    skyline_writer.write_memory(Path("tracked/memory.sqlite"), run, facts)
 
 
 def msprof() -> None:

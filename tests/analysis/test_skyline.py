@@ -28,27 +28,6 @@ def by_name(breakdown: Breakdown) -> dict[str, Row]:
     return {row.name: row for row in breakdown.rows}
 
 
-def test_times_add_up_by_operation(tmp_path: Path) -> None:
-    breakdown = breakdown_of(run_time_report(tmp_path / "r.sqlite"), "operation")
-    assert [row.name for row in breakdown.rows] == ["linear", "relu"]
-    linear, relu = breakdown.rows
-    assert (linear.count, linear.total_ns) == (2, 6_000_000)
-    assert (linear.forward_ns, linear.backward_ns) == (2_000_000, 4_000_000)
-    assert breakdown.total_ns == 6_250_000
-    assert breakdown.percent(linear) == pytest.approx(96.0)
-    # relu has no backward time: unknown, not 0.
-    assert (relu.forward_ns, relu.backward_ns) == (250_000, None)
-
-
-def test_line_is_the_innermost_frame(tmp_path: Path) -> None:
-    rows = by_name(breakdown_of(run_time_report(tmp_path / "r.sqlite"), "line"))
-    assert {name: row.total_ns for name, row in rows.items()} == {
-        "model.py:12": 4_500_000,
-        "model.py:13": 250_000,
-        "model.py:14": 1_500_000,
-    }
-
-
 def with_reversed_frames(path: Path) -> Path:
     """Store the frames from the outermost to the innermost."""
     with closing(sqlite3.connect(path)) as db, db:
@@ -73,16 +52,6 @@ def test_operation_without_frames_counts_as_no_source_line(tmp_path: Path) -> No
     assert rows["(no source line)"].total_ns == 2_000_000
 
 
-def test_modules_come_from_the_uprof_modules_table(tmp_path: Path) -> None:
-    path = run_time_report(
-        tmp_path / "r.sqlite", modules=[("layers.0", "Linear"), None, ("", "Net")]
-    )
-    rows = by_name(breakdown_of(path, "module"))
-    assert rows["layers.0"].detail == "Linear"
-    assert rows["(root)"].total_ns == 1_500_000
-    assert rows["(outside any module)"].total_ns == 250_000
-
-
 def test_iterations_are_steps(tmp_path: Path) -> None:
     path = run_time_report(
         tmp_path / "r.sqlite",
@@ -102,31 +71,6 @@ def test_iterations_are_steps(tmp_path: Path) -> None:
     totals = summary_of(path).totals
     # The iteration with another sequence of operations does not count.
     assert (totals.iteration_ns, totals.iterations) == (6_000_000, 2)
-
-
-def test_memory_is_divided_into_weights_gradients_and_activations(tmp_path: Path) -> None:
-    path = memory_report(tmp_path / "m.sqlite")
-    totals = summary_of(path).totals
-    assert (totals.weight_bytes, totals.gradient_bytes) == (4040, 4000)
-    assert (totals.activation_bytes, totals.peak_bytes) == (800, 100_000)
-    assert totals.total_ns is None
-    breakdown = breakdown_of(path, "operation")
-    rows = by_name(breakdown)
-    assert (rows["weight"].kind, rows["weight"].size_bytes) == ("weight", 8000)
-    assert (rows["linear"].kind, rows["linear"].activation_bytes) == ("operation", 800)
-    assert rows["linear"].weight_bytes is None
-    assert breakdown.percent(rows["weight"]) == pytest.approx(100 * 8000 / 8840)
-
-
-def test_time_and_memory_report_of_a_run_are_one_analysis(tmp_path: Path) -> None:
-    run_time_report(tmp_path / "run_time.sqlite")
-    memory_report(tmp_path / "memory.sqlite")
-    with open_analyses(tmp_path) as (analysis,):
-        assert analysis.summary.family == "skyline-run-time + skyline-memory"
-        linear = by_name(analysis.breakdown("operation"))["linear"]
-        assert (linear.count, linear.total_ns, linear.activation_bytes) == (2, 6_000_000, 800)
-        line = by_name(analysis.breakdown("line"))["model.py:12"]
-        assert (line.total_ns, line.size_bytes) == (4_500_000, 800)
 
 
 def test_reports_of_two_ranks_are_separate_analyses(tmp_path: Path) -> None:

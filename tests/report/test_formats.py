@@ -17,7 +17,7 @@ from unified_prof.errors import UsageError
 from unified_prof.explain.api import open_analyses, open_reports
 from unified_prof.report import formats, renderers, report_document, report_formats, terminal
 from unified_prof.report import html_page as html
-from unified_prof.report.figures import Figures, collect_figures, figures_document
+from unified_prof.report.figures import Figures, collect_figures
 from unified_prof.report.formats import ReportRequest, encode_varints
 
 HOSTILE = [
@@ -44,19 +44,6 @@ def hostile(tmp_path: Path) -> Path:
     )
 
 
-def test_json_has_every_figure(tmp_path: Path) -> None:
-    document = figures_document(figures_of(training_step(tmp_path / "msprof_1.db"), None))
-    document = json.loads(json.dumps(document, allow_nan=False))
-    (report,) = document["reports"]
-    assert list(report["breakdowns"]) == report["available"]
-    assert report["totals"]["total_ns"] == 640
-    first = report["breakdowns"]["operation"]["rows"][0]
-    assert (first["name"], first["total_ns"], first["forward_ns"]) == ("aten::linear", 250, 100)
-    assert first["percent"] == pytest.approx(100 * 250 / 640)
-    assert first["weight_bytes"] is None
-    assert report["devices"][0]["idle_ns"] == 2460
-
-
 def test_rows_are_sorted_and_limited_by_the_options(tmp_path: Path) -> None:
     path = training_step(tmp_path / "msprof_1.db")
     (by_count,) = figures_of(path, "kernel", sort="count", top=2)
@@ -72,25 +59,6 @@ def test_sorting_by_an_unmeasured_figure_is_refused(tmp_path: Path) -> None:
     path = run_time_report(tmp_path / "r.sqlite", [("a", 1.0, None, [])])
     with pytest.raises(UsageError, match="cannot sort by backward"):
         figures_of(path, sort="backward")
-
-
-def test_text_has_headline_table_and_remarks(tmp_path: Path) -> None:
-    shown = terminal.render_text(
-        report_document.report_document(
-            figures_of(training_step(tmp_path / "msprof_1.db"), details=False)
-        ),
-        width=None,
-        color=False,
-    )
-    lines = shown.splitlines()
-    assert "640 ns in 5 calls; forward 150 ns (23.4 %), backward 220 ns (34.4 %)" in shown
-    assert re.search(r"device +in steps +compute .*idle +window +idle in window +tasks", shown)
-    assert re.search(r"device 0 \(Ascend910B\) +5\.00 µs +400 ns \(8\.0 %\)", shown)
-    assert re.search(r"4\.42 µs \(88\.4 %\) +3\.04 µs +2\.46 µs \(80\.9 %\)", shown)
-    (row,) = [line for line in lines if line.startswith("aten::linear")]
-    assert re.fullmatch(r"aten::linear +1 +250 ns +39\.1 % +250 ns +100 ns +150 ns +net\.py:9", row)
-    assert "peak memory not measured: memory use not recorded" in shown
-    assert all(line == line.rstrip() for line in lines)
 
 
 @pytest.mark.parametrize("width", [50, 80, 120])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.decoders.ascend_pt.builders import Framework
 from tests.decoders.ascend_text import builders
-from tests.decoders.ascend_text.builders import at, ns
+from tests.decoders.ascend_text.builders import at
 from tests.decoders.prof.memory_sink import MemorySink
 from tests.sql import execute
 from unified_prof.decoders import compression
@@ -35,87 +35,6 @@ def rows(report: Conversion, sql: str) -> list[tuple[Any, ...]]:
 def report(tmp_path_factory: pytest.TempPathFactory) -> Conversion:
     folder = tmp_path_factory.mktemp("export")
     return convert_into(builders.write(folder / "x_ascend_pt"), folder)
-
-
-def test_complete_export_has_no_anomaly(report: Conversion) -> None:
-    assert not report.anomalies
-    assert report.result.figures["events"] == 16
-    assert report.kind == "ascend_text"
-
-
-def test_pytorch_ranges_are_rows_joined_with_their_launch(report: Conversion) -> None:
-    found = rows(
-        report,
-        "SELECT n.value, a.startNs, a.endNs, a.globalTid, a.type, s.value FROM PYTORCH_API a"
-        " JOIN STRING_IDS n ON n.id = a.name LEFT JOIN STRING_IDS s ON s.id = a.inputShapes"
-        " ORDER BY 1",
-    )
-    thread = builders.PID << 32 | 1
-    assert [(name, kind) for name, _, _, _, kind, _ in found] == [
-        ("Dequeue@k", 50002),
-        ("Enqueue@k", 50002),
-        ("ProfilerStep#4", 50001),
-        ("aten::mm", 50001),
-        ("m.py(1): main", 50003),
-    ]
-    assert found[3] == ("aten::mm", str(ns(10)), str(ns(30)), thread, 50001, "2,3")
-    joined = rows(
-        report,
-        "SELECT c.connectionId FROM PYTORCH_API a JOIN STRING_IDS n ON n.id = a.name"
-        " JOIN CONNECTION_IDS c ON c.id = a.connectionId WHERE n.value = 'aten::mm'",
-    )
-    assert joined == [(2,)]
-    assert rows(report, "SELECT id, startNs FROM STEP_TIME") == [(4, ns(1))]
-    assert rows(report, "SELECT startNs, globalTid FROM GC_RECORD") == [
-        (ns(6), builders.PID << 32 | builders.PID)
-    ]
-
-
-def test_tasks_combine_values_of_trace_and_table(report: Conversion) -> None:
-    found = rows(
-        report,
-        "SELECT t.startNs, t.endNs, t.streamId, t.taskId, t.connectionId, k.value, n.value,"
-        " o.value, c.blockNum, p.value FROM TASK t JOIN STRING_IDS k ON k.id = t.taskType"
-        " LEFT JOIN COMPUTE_TASK_INFO c ON c.globalTaskId = t.globalTaskId"
-        " LEFT JOIN STRING_IDS n ON n.id = c.name LEFT JOIN STRING_IDS o ON o.id = c.opType"
-        " LEFT JOIN STRING_IDS p ON p.id = c.inputShapes ORDER BY 1",
-    )
-    assert found[0] == (ns(40), ns(50), 3, 1, 2, "KERNEL_AICORE", "MatMul_0", "MatMul", 24, '"2,3"')
-    assert [row[5] for row in found] == ["KERNEL_AICORE", "MEMCPY_ASYNC", "SDMA_SQE", "Notify_Wait"]
-    counters = rows(
-        report, "SELECT s.value, p.value FROM TASK_PMU_INFO p JOIN STRING_IDS s ON s.id = p.name"
-    )
-    assert counters == [("aic_total_time", 1500), ("aic_mac_ratio", 0.25)]
-    assert rows(report, "SELECT size, memcpyOperation FROM MEMCPY_INFO") == [(64, 1)]
-    assert rows(report, "SELECT startNs, type FROM OVERLAP_ANALYSIS") == [(ns(40), 0)]
-    assert rows(report, "SELECT freq, dieId FROM AICORE_FREQ") == [(1800, -1)]
-
-
-def test_collective_tasks_are_joined_with_task_and_operator(report: Conversion) -> None:
-    found = rows(
-        report,
-        "SELECT g.value, c.size, c.linkType, c.bandwidth, c.notifyId, t.startNs, o.startNs"
-        " FROM COMMUNICATION_TASK_INFO c JOIN TASK t ON t.globalTaskId = c.globalTaskId"
-        " JOIN COMMUNICATION_OP o ON o.opId = c.opId JOIN STRING_IDS g ON g.id = c.groupName"
-        " ORDER BY t.startNs",
-    )
-    assert found == [
-        ("world", 64, 1, 2e9, 9, ns(61), ns(60)),
-        ("world", -1, 65534, None, -1, ns(65), ns(60)),
-    ]
-    assert len(rows(report, "SELECT * FROM TASK")) == 4, "the copy has one slice"
-
-
-def test_memory_is_in_bytes_and_unreleased_cann_allocations_are_open(report: Conversion) -> None:
-    assert rows(
-        report,
-        "SELECT s.value, size, allocationTime, releaseTime, duration, allocationTotalAllocated"
-        " FROM OP_MEMORY JOIN STRING_IDS s ON s.id = name",
-    ) == [("aten::mm", 512, ns(11), ns(14), 3000, 524288), ("op", 1024, ns(12), None, None, 262144)]
-    assert rows(report, "SELECT timestamp, totalReserved, streamPtr FROM MEMORY_RECORD") == [
-        (ns(11), 2 << 20, 28672)
-    ]
-    assert rows(report, "SELECT moduleId, totalReserved FROM NPU_MODULE_MEM") == [(0, 1 << 19)]
 
 
 @pytest.mark.parametrize(

@@ -35,43 +35,6 @@ STEP = "/home/user/train.py(12): step"
 LINEAR = "/usr/lib/python3/site-packages/torch/nn/linear.py(9): mm"
 
 
-def test_totals_are_written_after_every_action(tmp_path: Path) -> None:
-    sink = decode_snapshot(tmp_path, small())
-    rows = sink.rows(
-        "MEMORY_RECORD",
-        *("component", "timestamp", "totalAllocated", "totalReserved", "totalActive"),
-        texts=["component"],
-    )
-    assert rows == [
-        ("PTA", 1_000_000, 512, 4096, 512),
-        ("PTA", 1_001_000, 768, 4096, 768),
-        ("PTA", 1_002_000, 1792, 4096, 1792),
-        ("PTA", 1_005_000, 1536, 4096, 1792),
-        ("PTA", 1_009_000, 1536, 4096, 1536),
-    ]
-    assert sink.anomalies == {}
-    assert sink.rows("SESSION_TIME_INFO", "startTimeNs", "endTimeNs") == [(1_000_000, 1_010_000)]
-
-
-def test_blocks_have_times_and_call_chains(tmp_path: Path) -> None:
-    sink = decode_snapshot(tmp_path, small())
-    assert sink.rows(
-        "OP_MEMORY",
-        *("name", "size", "allocationTime", "releaseTime", "activeReleaseTime", "duration"),
-        *("activeDuration", "allocationTotalAllocated", "releaseTotalAllocated", "streamPtr"),
-        texts=["name"],
-    ) == [
-        (STEP, 256, 1_001_000, 1_005_000, 1_009_000, 4_000, 8_000, 768, 1536, 3),
-        (STEP, 1024, 1_002_000, None, None, None, None, 1792, None, 3),
-        (STEP, 512, None, None, None, None, None, None, None, 3),
-    ]
-    inner, outer = [row["callchainId"] for row in sink.tables["UPROF_MEMORY_BLOCKS"]][1:]
-    chains = sink.rows("PYTORCH_CALLCHAINS", "id", "stackDepth", "stack", texts=["stack"])
-    assert (inner, 0, LINEAR) in chains
-    assert (inner, 1, STEP) in chains
-    assert (outer, 0, STEP) in chains
-
-
 def test_json_and_pickle_give_equal_tables(tmp_path: Path) -> None:
     pickled = decode_snapshot(tmp_path, small())
     plain = decode(write(tmp_path / "snapshot.json", small()))

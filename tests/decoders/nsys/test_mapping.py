@@ -34,26 +34,6 @@ from unified_prof.sqlite.external_tables import foreign_tables
 BASE = 1_700_000_000_000_000_000
 
 
-def test_operation_launch_and_kernel_are_joined(tmp_path: Path) -> None:
-    sink = decode_tables(tmp_path, small())
-    (task,) = sink.tables["TASK"]
-    (launch,) = sink.tables["CANN_API"]
-    (operation,) = sink.tables["PYTORCH_API"]
-    assert (task["startNs"], task["endNs"]) == (BASE + 2_000, BASE + 5_000)
-    assert task["connectionId"] == launch["connectionId"] == 7
-    assert task["globalPid"] == PID
-    assert launch["globalTid"] == operation["globalTid"] == PID << 32 | TID
-    assert sink.rows(
-        "COMPUTE_TASK_INFO",
-        *("name", "opType", "gridDim", "blockDim", "blockNum"),
-        texts=["name", "opType", "gridDim", "blockDim"],
-    ) == [("void gemm<float>()", "aten::mm", "4,2,1", "128,1,1", 8)]
-    assert sink.rows("CANN_API", "name", "type", texts=["name"]) == [("cudaLaunchKernel", 5000)]
-    assert sink.rows("CONNECTION_IDS", "id", "connectionId") == [(operation["connectionId"], 7)]
-    assert sink.rows("UPROF_GPU_TASKS", "registersPerThread", "sharedMemoryBytes") == [(32, 116)]
-    assert sink.anomalies == {}
-
-
 def test_synchronizations_belong_to_the_device_of_their_context(tmp_path: Path) -> None:
     """Nsight Systems writes device 0 for the synchronizations of all devices."""
     other = {"deviceId": 1, "contextId": 2, "streamId": 15}

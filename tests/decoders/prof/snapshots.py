@@ -41,7 +41,7 @@ RECIPES = {
 }  # fmt: skip
 
 # Tables that are equal in every database, and columns of ids without a meaning in themselves.
-_NOT_SHOWN = ("ENUM_", "STRING_IDS", "META_DATA", "UPROF_RUN")
+_NOT_SHOWN = ("ENUM_", "STRING_IDS", "META_DATA")
 _BARE_IDS = {("OVERLAP_ANALYSIS", "id"), ("CANN_API", "connectionId")}
 
 # Snapshots show a description instead of an id: the first column is the id.
@@ -71,12 +71,12 @@ def database_text(recording: Path) -> str:
 
 
 def rows_text(database: sqlite3.Connection) -> str:
-    names = [
-        name
-        for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
-        if not name.startswith(_NOT_SHOWN)
-    ]
-    texts = dict(database.execute("SELECT id, value FROM STRING_IDS"))
+    tables = {
+        name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+    }
+    names = [name for name in tables - {"UPROF_RUN"} if not name.startswith(_NOT_SHOWN)]
+    has_texts = "STRING_IDS" in tables
+    texts = dict(database.execute("SELECT id, value FROM STRING_IDS")) if has_texts else {}
     meanings = {
         column: dict(database.execute(query))
         if query.rpartition("FROM ")[2].split()[0] in names
