@@ -27,6 +27,7 @@ from tests.cli.test_report import uprof
 from tests.cluster.simulated_run import Plan, simulate, write_database
 from tests.decoders.ascend_pt.test_damaged import all_kinds
 from tests.decoders.ascend_text import builders as text_export
+from tests.decoders.kineto import builders as kineto_builders
 from tests.decoders.memory_snapshot import builders as snapshot
 from tests.decoders.nsys import builders as nsys
 from tests.decoders.prof import snapshots
@@ -130,6 +131,21 @@ def kineto() -> None:
     simulated("faulty.json", "item", optimizer="loop", **faults)
 
 
+def kineto_events() -> None:
+    """Write a trace with events of every kind."""
+    kineto_builders.write(
+        Path("run.json"),
+        kineto_builders.all_kinds(),
+        deviceProperties=[{"id": 0, "name": "NVIDIA H100", "numSms": 132}],
+        distributedInfo={
+            "rank": 5,
+            "world_size": 8,
+            "pg_config": [{"pg_name": "0", "pg_desc": "default_pg", "ranks": [0, 3, 5]}],
+        },
+        host_name="node7",
+    )
+
+
 def ddp() -> None:
     """Write the trace of a rank whose all-reduces are at the end."""
     simulated("rank0.json", run={"ranks": 8, "late_us": 100.0}, reduction="at end")
@@ -163,8 +179,9 @@ RECORDINGS: dict[str, Callable[[], Any]] = {
     "skyline": skyline,
     "msprof": msprof,
     "kineto": kineto,
+    "kineto_events": kineto_events,
     "ddp": ddp,
-    "nsys": lambda: nsys.write(Path("run.sqlite"), nsys.small()),
+    "nsys": lambda: nsys.write(Path("run.sqlite"), nsys.all_kinds()),
     "rocm": lambda: rocm.write(Path("run.db"), rocm.small()),
     "memory_snapshot": lambda: snapshot.write(Path("run.json"), snapshot.small()),
     "ascend_text": lambda: text_export.write(Path("host_8_20260101000000000_ascend_pt")),

@@ -14,10 +14,11 @@ import tempfile
 from contextlib import closing
 from pathlib import Path
 
-from tests.decoders.prof.memory_sink import TEXT_COLUMNS
 from tests.prof_generator import COUNTERS, HOST_USAGE, Recipe, generate
 from unified_prof.decoders.prof.directory import ProfDirectory
 from unified_prof.decoders.prof.recording import decode_recording
+from unified_prof.schema import catalogue
+from unified_prof.schema.msprof import references
 from unified_prof.sqlite.writer import ReportWriter
 
 FOLDER = Path(__file__).resolve().parents[2] / "data" / "prof"
@@ -41,8 +42,14 @@ RECIPES = {
 }  # fmt: skip
 
 # Tables that are equal in every database, and columns of ids without a meaning in themselves.
-_NOT_SHOWN = ("ENUM_", "STRING_IDS", "META_DATA")
+_NOT_SHOWN = ("ENUM_", "STRING_IDS")
 _BARE_IDS = {("OVERLAP_ANALYSIS", "id"), ("CANN_API", "connectionId")}
+
+_TEXTS_OF_UPROF = {
+    *("name", "operation", "category", "kind", "gridDim", "blockDim", "dataType"),
+    *("groupDescription", "groupRanks", "inSplit", "outSplit"),
+}
+_OTHER_IDS = "PYTORCH_API"  # Its connection ids are not those of CANN_API.
 
 # Snapshots show a description instead of an id: the first column is the id.
 _MEANINGS = {
@@ -77,6 +84,8 @@ def rows_text(database: sqlite3.Connection) -> str:
     names = [name for name in tables - {"UPROF_RUN"} if not name.startswith(_NOT_SHOWN)]
     has_texts = "STRING_IDS" in tables
     texts = dict(database.execute("SELECT id, value FROM STRING_IDS")) if has_texts else {}
+    known = references(catalogue.resolve(catalogue.MSPROF, "latest"))
+    of_texts = {(one.table, one.column) for one in known if one.target_table == "STRING_IDS"}
     meanings = {
         column: dict(database.execute(query))
         if query.rpartition("FROM ")[2].split()[0] in names
@@ -90,13 +99,15 @@ def rows_text(database: sqlite3.Connection) -> str:
         shown = [place for place, column in enumerate(columns) if (name, column) not in _BARE_IDS]
         lookups = [
             texts
-            if columns[place] in TEXT_COLUMNS.get(name, ())
-            else meanings.get(columns[place], {})
+            if (name, columns[place]) in of_texts
+            or (name.startswith("UPROF_") and columns[place] in _TEXTS_OF_UPROF)
+            else meanings.get(columns[place] if name != _OTHER_IDS else "", {})
             for place in shown
         ]
         rows = sorted(
             " | ".join(_cell(row[place], ids) for place, ids in zip(shown, lookups, strict=True))
             for row in cursor
+            if not str(row[0]).startswith("SCHEMA_VERSION")
         )
         if rows:
             out.write(f"{name}: {' | '.join(columns[place] for place in shown)}\n")
@@ -106,7 +117,7 @@ def rows_text(database: sqlite3.Connection) -> str:
 
 def _cell(value: object, texts: dict[int, str]) -> str:
     if isinstance(value, int) and value in texts:
-        return texts[value]
+        return texts[value].replace("\r", "\\r").replace("\n", "\\n")
     return f"{value:.10g}" if isinstance(value, float) else str(value)
 
 
