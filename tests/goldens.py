@@ -146,6 +146,13 @@ def kineto_events() -> None:
     )
 
 
+def memory_snapshot() -> None:
+    """Write snapshots: a small one, one with more blocks, and one with fragmented memory."""
+    for name, make in (("run", snapshot.small), ("new", snapshot.grown)):
+        snapshot.write(Path(f"{name}.json"), make())
+    snapshot.write(Path("fragmented.json"), snapshot.fragmented())
+
+
 def ddp() -> None:
     """Write the trace of a rank whose all-reduces are at the end."""
     simulated("rank0.json", run={"ranks": 8, "late_us": 100.0}, reduction="at end")
@@ -183,7 +190,7 @@ RECORDINGS: dict[str, Callable[[], Any]] = {
     "ddp": ddp,
     "nsys": lambda: nsys.write(Path("run.sqlite"), nsys.all_kinds()),
     "rocm": lambda: rocm.write(Path("run.db"), rocm.small()),
-    "memory_snapshot": lambda: snapshot.write(Path("run.json"), snapshot.small()),
+    "memory_snapshot": memory_snapshot,
     "ascend_text": lambda: text_export.write(Path("host_8_20260101000000000_ascend_pt")),
     "ascend_pt": ascend_pt,
     "prof": prof,

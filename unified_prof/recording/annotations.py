@@ -196,7 +196,8 @@ def _launched_within(tasks: Tasks, launched_ns: Ints) -> TimeWithin:
         low = np.searchsorted(launches, window.start_ns)
         high = np.searchsorted(launches, window.end_ns)
         pairs = zip(low.tolist(), high.tolist(), strict=True)
-        selected = np.concatenate([order[first:behind] for first, behind in pairs])
+        # Marks have no length, and an empty window.
+        selected = np.concatenate([order[:0], *(order[first:behind] for first, behind in pairs)])
         result: Counter[str] = Counter()
         for _device, rows in by_key(tasks.device[selected]):
             chosen = selected[rows]

@@ -51,6 +51,54 @@ def small() -> dict[str, Any]:
     }
 
 
+NET = {"filename": "/home/user/net.py", "line": 7, "name": "forward"}
+
+
+def fragmented() -> dict[str, Any]:
+    """Return a snapshot with a small segment, and a large one whose free memory is in two parts."""
+    small_pool = segment(4096, block(0x1000, 3840, "active_allocated", OUTER))
+    large_pool = segment(
+        8192,
+        block(0x9000, 1024, "active_allocated", NET),
+        block(0x9400, 3072, "inactive"),
+        block(0xA000, 512, "active_awaiting_free"),
+        block(0xA200, 2560, "inactive"),
+        block(0xAC00, 1024, "active_allocated", NET, OUTER),
+        address=0x9000,
+    )
+    small_pool |= {"segment_type": "small"}
+    large_pool |= {"segment_type": "large", "is_expandable": True}
+    return {
+        "segments": [small_pool, large_pool, segment(32, device=1)],
+        "device_traces": [[entry("oom", 0, 9_999, 7, device_free=5)], [entry("alloc", 1, 16, 6)]],
+        "external_annotations": [{"stage": "START", "name": "forward", "device": 0, "time_us": 6}],
+    }
+
+
+def grown() -> dict[str, Any]:
+    """Return the small snapshot with more blocks, and short-lived ones before its peak."""
+    snapshot = small()
+    snapshot["segments"][0]["blocks"] += [
+        block(0x1800, 96, "active_allocated", NET),
+        block(0x1900, 128, "active_allocated", {**NET, "line": 30}),
+        block(0x1A00, 32, "active_allocated"),
+        block(0x1B00, 128, "active_allocated", OUTER),
+    ]
+    trace = snapshot["device_traces"][0]
+    trace[2:2] = [entry("alloc", 0x1D00, 64, 1_001, NET, OUTER)]
+    trace[4:4] = [
+        entry(action, address, size, time_us, *frames)
+        for action, address, size, time_us, *frames in (
+            ("free_requested", 0x1D00, 64, 1_003),
+            ("free_completed", 0x1D00, 64, 1_003),
+            ("alloc", 0x1E00, 32, 1_004, INNER),
+            ("free_requested", 0x1E00, 32, 1_004),
+            ("free_completed", 0x1E00, 32, 1_004),
+        )
+    ]
+    return snapshot
+
+
 def write(path: Path, snapshot: Any) -> Path:
     if path.suffix == ".json":
         path.write_text(json.dumps(snapshot))

@@ -1,6 +1,5 @@
 """Tables of memory snapshots, and refusals of hostile ones."""
 
-import json
 import os
 import pickle
 import random
@@ -15,7 +14,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.decoders.memory_snapshot.builders import (
-    INNER,
     OUTER,
     block,
     decode,
@@ -27,7 +25,6 @@ from tests.decoders.memory_snapshot.builders import (
 )
 from unified_prof.cli.app import app
 from unified_prof.errors import RawFormatError
-from unified_prof.explain.api import open_analyses
 from unified_prof.pipeline.convert import convert
 from unified_prof.pipeline.sources import find_source
 
@@ -70,31 +67,6 @@ def test_entries_of_old_versions_have_no_times(tmp_path: Path) -> None:
     sink = decode_snapshot(tmp_path, {"segments": [], "device_traces": [entries]})
     assert sink.rows("MEMORY_RECORD", "timestamp") == [(0,), (1_000,)]
     assert sink.anomalies == {"no_times": 2}
-
-
-def test_devices_are_replayed_separately(tmp_path: Path) -> None:
-    sink = decode_snapshot(
-        tmp_path,
-        {
-            "segments": [segment(64, device=2)],
-            "device_traces": [[entry("alloc", 1, 8, 5)], [], [entry("alloc", 1, 16, 6)]],
-        },
-    )
-    assert sink.rows("MEMORY_RECORD", "deviceId", "totalAllocated") == [(0, 8), (2, 16)]
-    assert sink.rows("NPU_INFO", "id", "name") == [(0, "UNKNOWN"), (2, "UNKNOWN")]
-
-
-def test_out_of_memory_is_an_anomaly_and_an_event(tmp_path: Path) -> None:
-    oom = entry("oom", 0, 10**9, 7, device_free=5)
-    del oom["addr"]
-    notes = [{"stage": "START", "name": "forward", "device": 0, "time_us": 6}]
-    sink = decode_snapshot(tmp_path, {"device_traces": [[oom]], "external_annotations": notes})
-    assert sink.anomalies == {"out_of_memory": 1}
-    assert sink.details["out_of_memory"] == "device 0: 1,000,000,000 bytes requested, 5 free"
-    assert sink.rows("UPROF_TRACE_EVENTS", "category", "name", texts=["category", "name"]) == [
-        ("oom", "out of memory"),
-        ("annotation", "forward"),
-    ]
 
 
 def test_inconsistent_entries_are_counted(tmp_path: Path) -> None:
@@ -274,67 +246,6 @@ def test_other_pickles_and_truncated_ones_are_refused(tmp_path: Path) -> None:
         decode(path)
 
 
-def test_line_and_stack_breakdowns_add_up_to_the_peak(tmp_path: Path) -> None:
-    other = {"filename": "/home/user/net.py", "line": 7, "name": "forward"}
-    snapshot = small()
-    snapshot["segments"][0]["blocks"].append(block(0x1800, 128, "active_allocated", OUTER))
-    trace = snapshot["device_traces"][0]
-    trace[2:2] = [entry("alloc", 0x1900, 64, 1_001, other, OUTER)]
-    trace[4:4] = [
-        entry("free_requested", 0x1900, 64, 1_003),
-        entry("free_completed", 0x1900, 64, 1_003),
-        entry("alloc", 0x1A00, 32, 1_004, INNER),
-        entry("free_requested", 0x1A00, 32, 1_004),
-        entry("free_completed", 0x1A00, 32, 1_004),
-    ]
-    conversion = convert(write(tmp_path / "snap.pickle", snapshot), tmp_path / "r.db")
-    with open_analyses(conversion.database) as (analysis,):
-        lines, stacks = analysis.breakdown("line"), analysis.breakdown("stack")
-        peak = analysis.summary.totals.peak_bytes
-    assert [(row.name, row.count, row.allocated_bytes) for row in lines.rows] == [
-        ("train.py:12", 4, 512 + 128 + 256 + 1024),
-        ("net.py:7", 1, 64),
-    ]
-    assert {row.name: row.count for row in stacks.rows} == {
-        "train.py:12": 4,
-        "train.py:12 → net.py:7": 1,
-    }
-    assert lines.size_bytes == peak
-
-
-NET = {"filename": "/home/user/net.py", "line": 7, "name": "forward"}
-
-
-def fragmented() -> dict[str, object]:
-    """Return a snapshot with a small segment, and a large one whose free memory is in two parts."""
-    small_pool = segment(4096, block(0x1000, 3840, "active_allocated", OUTER))
-    large_pool = segment(
-        8192,
-        block(0x9000, 1024, "active_allocated", NET),
-        block(0x9400, 3072, "inactive"),
-        block(0xA000, 512, "active_awaiting_free"),
-        block(0xA200, 2560, "inactive"),
-        block(0xAC00, 1024, "active_allocated", NET, OUTER),
-        address=0x9000,
-    )
-    small_pool |= {"segment_type": "small"}
-    large_pool |= {"segment_type": "large", "is_expandable": True}
-    return {"segments": [small_pool, large_pool], "device_traces": [[entry("oom", 0, 9_999, 7)]]}
-
-
-def test_segments_have_their_largest_free_block(tmp_path: Path) -> None:
-    sink = decode_snapshot(tmp_path, fragmented())
-    assert sink.rows(
-        "UPROF_MEMORY_SEGMENTS",
-        *("address", "sizeBytes", "allocatedBytes", "freeBytes", "largestFreeBytes", "blocks"),
-        *("kind", "streamPtr"),
-        texts=["kind"],
-    ) == [
-        (0x1000, 4096, 3840, 256, 0, 1, "small", 3),
-        (0x9000, 8192, 2048, 5632, 3072, 2, "large, expandable", 3),
-    ]
-
-
 @pytest.mark.parametrize(
     "damaged", [segment(64, block(1, 65)), segment(64, block(1, 65, "inactive")), segment(2**60)]
 )
@@ -342,82 +253,6 @@ def test_segment_of_impossible_size_is_counted(tmp_path: Path, damaged: object) 
     sink = decode_snapshot(tmp_path, {"segments": [damaged, segment(64)]})
     assert sink.anomalies["impossible_segment"] == 1
     assert sink.rows("UPROF_MEMORY_SEGMENTS", "sizeBytes") == [(64,)]
-
-
-def test_report_by_segment_shows_fragmentation(tmp_path: Path) -> None:
-    conversion = convert(write(tmp_path / "snap.pickle", fragmented()), tmp_path / "r.db")
-    done = CliRunner().invoke(app, ["report", str(conversion.database), "--by", "segment"])
-    assert done.exit_code == 0, done.stderr
-    table = [line.split() for line in done.stdout.splitlines() if "0x" in line or "unused" in line]
-    assert table == [
-        "segment blocks share allocated reserved awaiting free unused largest unused pool".split(),
-        "0x9000 2 34.8 % 2.00 KiB 8.00 KiB 512 B 5.50 KiB 3.00 KiB large, expandable".split(),
-        "0x1000 1 65.2 % 3.75 KiB 4.00 KiB 0 B 256 B 0 B small".split(),
-    ]
-    with open_analyses(conversion.database) as (analysis,):
-        rows = analysis.breakdown("segment").rows
-    for row in rows:
-        parts = (row.allocated_bytes, row.extra["awaiting_free_bytes"], row.extra["unused_bytes"])
-        assert row.extra["reserved_bytes"] == sum(part or 0 for part in parts)
-
-
-def test_segments_of_several_devices_are_named_with_their_device(tmp_path: Path) -> None:
-    snapshot = {"segments": [segment(64), segment(32, device=1)]}
-    conversion = convert(write(tmp_path / "snap.pickle", snapshot), tmp_path / "r.db")
-    with open_analyses(conversion.database) as (analysis,):
-        rows = analysis.breakdown("segment").rows
-    assert [row.name for row in rows] == ["device 0 0x1000", "device 1 0x1000"]
-
-
-def test_diff_by_line_of_two_snapshots_shows_the_memory_at_their_peaks(tmp_path: Path) -> None:
-    before, after = small(), small()
-    before["segments"][0]["blocks"].append(block(0x1800, 64, "active_allocated", NET))
-    new = {**NET, "line": 30}
-    after["segments"][0]["blocks"] += [
-        block(0x1800, 96, "active_allocated", NET),
-        block(0x1900, 128, "active_allocated", new),
-        block(0x1A00, 32, "active_allocated"),
-    ]
-    paths = [
-        str(convert(write(tmp_path / f"{name}.pickle", one), tmp_path / f"{name}.db").database)
-        for name, one in (("before", before), ("after", after))
-    ]
-    done = CliRunner().invoke(app, ["diff", *paths, "--by", "line", "--format", "json"])
-    assert done.exit_code == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["warnings"] == []
-    changes = [
-        (one["status"], one["place"]["line"], one["base_bytes"], one["new_bytes"])
-        for one in found["size_changes"]
-    ]
-    assert changes == [
-        ("new", "net.py:30", None, 128),
-        ("bigger", "net.py:7", 64, 96),
-        ("new", "(no source line)", None, 32),
-    ]
-    peaks = found["totals"]["peak-memory"]
-    assert peaks["new_median"] - peaks["base_median"] == 128 + 32 + 32
-    shown = CliRunner().invoke(app, ["diff", *paths, "--by", "line"]).stdout
-    assert "net.py:30" in shown
-    assert "train.py:12" not in shown, "unchanged"
-
-
-def test_commands_accept_a_converted_snapshot(tmp_path: Path) -> None:
-    conversion = convert(write(tmp_path / "snap.pickle", small()), tmp_path / "r.db")
-    assert conversion.kind == "memory_snapshot"
-    run = CliRunner().invoke
-    result = run(app, ["report", str(conversion.database), "--format", "json"])
-    assert result.exit_code == 0, result.stderr
-    assert "1792" in result.stdout, "the peak"
-    assert json.loads(result.stdout)
-    for command in (
-        ["report", str(conversion.database)],
-        ["trace", str(conversion.database), "-o", str(tmp_path / "t.json")],
-        ["diff", str(conversion.database), str(conversion.database)],
-    ):
-        result = run(app, command)
-        assert result.exit_code == 0, result.stderr
-    assert "allocated (torch's allocator)" in (tmp_path / "t.json").read_text()
 
 
 def test_advice_names_the_report_of_a_snapshot(tmp_path: Path) -> None:
