@@ -32,6 +32,7 @@ from tests.decoders.memory_snapshot import builders as snapshot
 from tests.decoders.nsys import builders as nsys
 from tests.decoders.prof import snapshots
 from tests.decoders.rocm import builders as rocm
+from tests.export import builders as exports
 from tests.migrate.databases import make_msmonitor
 from tests.records import run_with_regions
 from tests.simulated.machine import Machine, Settings
@@ -153,6 +154,12 @@ def memory_snapshot() -> None:
     snapshot.write(Path("fragmented.json"), snapshot.fragmented())
 
 
+def mindstudio() -> None:
+    """Write a database with rows of every kind that the layout of msprof has."""
+    with exports.DatabaseBuilder(Path("msprof_1.db")) as database:
+        exports.all_kinds(database)
+
+
 def ddp() -> None:
     """Write the trace of a rank whose all-reduces are at the end."""
     simulated("rank0.json", run={"ranks": 8, "late_us": 100.0}, reduction="at end")
@@ -193,6 +200,7 @@ RECORDINGS: dict[str, Callable[[], Any]] = {
     "memory_snapshot": memory_snapshot,
     "ascend_text": lambda: text_export.write(Path("host_8_20260101000000000_ascend_pt")),
     "ascend_pt": ascend_pt,
+    "mindstudio": mindstudio,
     "prof": prof,
     "cluster": cluster,
     "migrate": lambda: make_msmonitor(Path("msmonitor_1_20260101000000000_0.db")),

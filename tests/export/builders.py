@@ -108,6 +108,18 @@ class DatabaseBuilder:
         self.row("COMMUNICATION_OP", values, texts=("opName", "groupName", "algType", "opType"))
         return identity
 
+    def communication_task(
+        self, task: int, operator: int, plane: int, group: str = "group"
+    ) -> None:
+        """Add the task of a collective."""
+        values = {
+            "name": "op", "globalTaskId": task, "taskType": "Memcpy", "planeId": plane,
+            "groupName": group, "notifyId": 5, "rdmaType": 65535, "srcRank": 0, "dstRank": 1,
+            "transportType": 0, "size": 8, "dataType": 3, "linkType": 77, "opId": operator,
+            "isMaster": 1, "bandwidth": 18_370_287_316.0,
+        }  # fmt: skip
+        self.row("COMMUNICATION_TASK_INFO", values, texts=("name", "taskType", "groupName"))
+
     def call(
         self, start: int, end: int, name: str, level: int = 10000, *, connection: int | None = None
     ) -> int:
@@ -155,6 +167,75 @@ class DatabaseBuilder:
             "endGlobalTid": (77 << 32) | 78, "domainId": domain, "connectionId": connection,
         }  # fmt: skip
         self.row("MSTX_EVENTS", values, texts=("message", "domainId"))
+
+
+def all_kinds(database: DatabaseBuilder) -> None:
+    """Write rows of every kind: calls with their tasks, collectives, overlap, marks, counters."""
+    acl = database.call(0, 9_000, "aclnnAdd", 20000)
+    node = database.call(1_000, 8_000, "launch", 10000)
+    database.call(2_000, 7_500, "KernelLaunch", 5000)
+    copy = database.call(10_000, 11_000, "aclrtMemcpyAsync", 20000)
+    record = database.call(12_000, 13_000, "aclrtRecordEvent", 20000)
+    database.call(14_000, 15_000, "odd", 7)
+    first = database.op(20_000, 26_840, "add_1", connection=node, stream=3)
+    database.metric(first, "aic_total_time", 5.5)
+    database.task(30_000, 31_000, "MEMCPY_ASYNC", connection=copy)
+    database.task(40_000, 41_000, "EVENT_RECORD", connection=record)
+    database.task(50_000, 51_000, "EVENT_WAIT", connection=acl)
+    database.task(60_000, 61_000, "AI_CORE", connection=-1)
+    database.op(62_000, 62_010, kind="KERNEL_SIMT")
+    # A MIX kernel is shown by its contexts.
+    database.task(70_000, 70_100, "KERNEL_MIX_AIC", number=5, connection=9)
+    inner = database.task(70_010, 70_090, "KERNEL_MIX_AIC", number=5, connection=9, context=0)
+    database.kernel(inner, "mix", core="MIX_AIC")
+    database.task(70_200, 70_300, "KERNEL_AICORE", number=5, connection=10)
+    for start, size, kind in ((80_000, 4096, 1), (80_100, 64, 65535), (80_200, 64, 0)):
+        moved = database.task(start, start + (0 if kind == 0 else 64), "MEMCPY_ASYNC")
+        values: dict[str, Any] = {"globalTaskId": moved, "size": size, "memcpyOperation": kind}
+        database.row("MEMCPY_INFO", values, texts=())
+    for device, planes in ((1, (0, 2)), (0, (1,)), (0, (NO_CONTEXT,)), (0, ())):
+        operator = database.collective(90_000, 90_100, device=device)
+        for plane in planes:
+            task = database.task(90_010, 90_020, "MEMCPY_ASYNC", device=device, model=4)
+            database.communication_task(task, operator, plane)
+    values = {"globalTaskId": 999, "planeId": 0, "groupName": "x"}
+    database.row("COMMUNICATION_TASK_INFO", values, ("groupName",))
+    for number, kind in enumerate((0, 3, 4)):
+        times = {"startNs": 1_000, "endNs": 1_500}
+        values = {"id": number, "deviceId": 2, **times, "type": kind}
+        database.row("OVERLAP_ANALYSIS", values, texts=())
+    database.mark(0, 500, 'say "步"', event=1)
+    database.mark(600, 600, "old", connection=4_000_000_000, category=3, domain="")
+    database.task(91_000, 99_800, "MsTx", connection=4_000_000_001, stream=7)
+    database.task(92_000, 92_020, "MsTx", connection=4_000_000_009, stream=7)
+    database.memory(0, "allocate", 1024, total=1024)
+    database.memory(500, "release", 1024)
+    _counters(database)
+
+
+def _counters(database: DatabaseBuilder) -> None:
+    def row(table: str, *texts: str, **values: Any) -> None:
+        database.row(table, {"timestampNs": 1_000, "deviceId": 0, **values}, texts)
+
+    def directions(ways: str, kinds: str, suffix: str, value: int) -> dict[str, int]:
+        return {f"{w}{k}{suffix}": value for w in ways.split() for k in kinds.split()}
+
+    for _ in range(2):  # Exporters sometimes write these twice.
+        row("AICORE_FREQ", freq=1800)
+    row("HBM", "type", hbmId=3, type="read", bandwidth=5 << 20)
+    row("NPU_MEM", "type", type="app", ddr=1024, hbm=2048)
+    rates = directions("tx rx", "Post Cpl Nonpost", "Avg", 2_000_000)
+    row("PCIE", **rates, txNonpostLatencyAvg=1_500)
+    for name in ("die 0", "die 1"):
+        row("SIO", "name", name=name, **directions("rx tx", "Req Rsp Snp Dat", "", 1 << 20))
+    for accelerator, (read, write) in enumerate(((1, 9), (2, 8))):
+        levels = {"readBwLevel": read, "writeBwLevel": write}
+        row("ACC_PMU", accId=accelerator, **levels, readOstLevel=3, writeOstLevel=4)
+    for die in (-1, 0, 1):
+        row("QOS", "eventName", eventName=f"QoS {min(die, 0)}", bandwidth=7 << 20, dieId=die)
+    database.row("CPU_USAGE", {"timestampNs": 0, "cpuId": 12, "usage": 3.5}, ())
+    call = {"startNs": 0, "endNs": 10, "globalTid": (77 << 32) | 5, "name": "open"}
+    database.row("OSRT_API", call, ("name",))
 
 
 def table(folder: Path, kind: str) -> list[dict[str, str]]:
