@@ -28,9 +28,9 @@ OPTIMIZER_SHARE = 0.05  # Minimum share of the time, kernels and idle time betwe
 # Minimum kernels (or operations) per step; foreach and fused optimizers need a few dozen.
 MIN_OPTIMIZER_KERNELS = 100
 FUSED_SHARE = 0.5  # Share of multi-tensor kernels from which an optimizer counts as fused.
-# Fusion saves the start and end of kernels, and this share of the rest, because Adam reads and
-# writes 7 tensors instead of 14.
-TRAFFIC_SHARE = 0.5
+TRAFFIC_SHARE = 0.5  # Share of the traffic that fusion saves if the optimizer is not known.
+# Tensors that fused Adam reads or writes, and those of `addcdiv_`, its last operation.
+_FUSED_PASSES, _ADDCDIV_PASSES = 7, 4
 LAUNCH_GAP_NS = 10_000  # Longer gaps between kernels are not launch gaps of the device.
 
 
@@ -53,7 +53,8 @@ def unfused_optimizer(context: DeviceContext) -> Iterator[Cause]:
     few = MIN_OPTIMIZER_KERNELS * context.step_count
     if count < few or (selected & fused).sum() >= FUSED_SHARE * count:
         return
-    cost = _launch_costs(context, np.flatnonzero(selected), TRAFFIC_SHARE)
+    rows = np.flatnonzero(selected)
+    cost = _launch_costs(context, rows, _saved_share(context, rows))
     if cost.share < OPTIMIZER_SHARE:
         return
     steps = Selection(ranges=context.ranges(is_optimizer_step, ahead=True))
@@ -123,6 +124,14 @@ def _launch_costs(
     return _LaunchCosts(context, rows, host_bound_ns, int(gap_ns.sum()), saved_ns)
 
 
+def _saved_share(context: DeviceContext, rows: Ints) -> float:
+    """Return the share of the traffic of an optimizer that one kernel for all would save."""
+    moving_ns = np.maximum(context.tasks.length_ns[rows] - TAIL_NS, 0)
+    last = context.has_name(lambda text: "addcdiv" in text.lower())[rows]
+    fused_ns = _FUSED_PASSES / _ADDCDIV_PASSES * float(moving_ns[last].sum())
+    return max(1 - fused_ns / float(moving_ns.sum()), 0.0) if fused_ns else TRAFFIC_SHARE
+
+
 # An optimizer of fewer operations has little to fuse; a smaller share is usual with foreach.
 MIN_PASSES, PASSES_SHARE = 5, 0.20
 
@@ -137,7 +146,7 @@ def _many_passes(context: DeviceContext, selected: Flags) -> Iterator[Cause]:
         f"unfused optimizer: {percent(context.share(busy_ns))} of the time, {passes} operations "
         "that each read and write the parameters or their state",
         rows,
-        TRAFFIC_SHARE * context.tasks.length_ns[rows],
+        _saved_share(context, rows) * context.tasks.length_ns[rows],
         advice="pass fused=True to the optimizer",
         sure="likely",
         least=WARN_SHARE,
@@ -273,8 +282,7 @@ def _zeroed_gradients(context: DeviceContext, loops: _Loops) -> Iterator[Cause]:
     )
 
 
-# Times that an optimizer reads or writes a parameter: fused Adam, or each of several operations.
-_FUSED_PASSES, _PASSES = 7, 2
+_PASSES = 2  # Tensors that one of several operations of an optimizer reads or writes.
 DENSE_SHARE = 0.10  # Minimum share of the time of dense gradients of embeddings.
 
 
