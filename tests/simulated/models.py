@@ -97,6 +97,8 @@ class Op(NamedTuple):
         scalars = TABLES["scalars"].get(self.name, [])
         dims = [[*d] for d in self.dims] + [[] for _ in scalars]
         types = [C_TYPES[self.dtype]] * len(self.dims)
+        if self.path == COPY:  # From bf16 to fp32, or back.
+            types, dims = ["float", "c10::BFloat16"], dims * 2
         types += ["ScalarList" if "[" in one else "Scalar" for one in scalars]
         details = {"Input Dims": dims, "Input type": types}
         details["Input Strides"] = [[prod(d[i + 1 :]) for i in range(len(d))] for d in dims]

@@ -543,6 +543,31 @@ def test_copies_and_fills_are_findings_from_three_percent(
     assert (kind in findings_by_kind(path)) is found
 
 
+@pytest.mark.parametrize(
+    ("count", "kind", "saved_us"), [(1, "casts_and_copies", 5 + 5), (3, "unfused_elementwise", 30)]
+)
+def test_chain_behind_a_cast_to_fp32_moves_twice_the_bytes(
+    tmp_path: Path, count: int, kind: str, saved_us: int
+) -> None:
+    """A cast of 5 us precedes operations of 10 us in fp32: a chain of several is fused with it."""
+    names = ["gemm", "aten::copy_", *["aten::mul"] * count]
+    types = {"aten::copy_": "float;c10::BFloat16", "aten::mul": "float;float"}
+    with FaultyRun(tmp_path / "run.db") as run:
+        device_us = 1000
+        for number, name in enumerate(names * 50):
+            begin, takes = number * 3 * US, {"gemm": 40, "aten::copy_": 5, "aten::mul": 10}[name]
+            call = run.api(begin + US, begin + 2 * US, "cudaLaunchKernel")
+            inputs = ("64,64;64,64", types[name]) if name in types else None
+            run.call(begin, begin + 3 * US, name, inputs=inputs)
+            at, end = device_us * US, (device_us + takes) * US
+            kernel = (name.removeprefix("aten::"), name)
+            run.task(at, end, connection=call, kernel=kernel, stream=7)
+            device_us += takes
+    finding = findings_by_kind(tmp_path / "run.db")[kind]
+    # The longest kernel of a chain stays, with half of its bytes.
+    assert saving_ns(finding) == pytest.approx(50 * saved_us * US, rel=0.01)
+
+
 def test_chains_end_with_the_step(tmp_path: Path) -> None:
     with FaultyRun(tmp_path / "run.db") as run:
         run.call(0, US, "aten::mul")

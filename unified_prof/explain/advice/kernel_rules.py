@@ -112,11 +112,20 @@ COMPUTE_SHARE = 0.03  # Minimum share of kernel time.
 
 
 def casts_and_copies(context: DeviceContext) -> Iterator[Cause]:
-    """Find copy, cast and transpose kernels outside the optimizer."""
+    """Find copy, cast and transpose kernels outside the optimizer.
+
+    Without a cast to fp32, kernels next to it move half of the bytes.
+    """
+    (casts, full), left = _precisions(context), ~context.explained & ~context.in_optimizer
+    halved = np.zeros(len(left), bool)
+    if casts.any():
+        rows, chain = _chains(context, (context.in_class(*_FUSIBLE) & full | casts) & left)
+        halved[rows] = full[rows] & (np.bincount(chain, casts[rows], minlength=1)[chain] > 0)
     yield from _avoidable_kernels(
         context,
         "copies and casts",
-        layout_kernels(context),
+        layout_kernels(context) & left,
+        halved=halved,
         advice="use one layout (channels_last) and one dtype; avoid .contiguous() and .to() "
         "inside the step",
     )
@@ -156,21 +165,30 @@ def format_conversions(context: DeviceContext) -> Iterator[Cause]:
 
 
 def _avoidable_kernels(
-    context: DeviceContext, title: str, selected: Flags, *, advice: str
+    context: DeviceContext,
+    title: str,
+    selected: Flags,
+    *,
+    advice: str,
+    halved: Flags | None = None,
 ) -> Iterator[Cause]:
-    """Find kernels that could be avoided altogether."""
+    """Find kernels that could be avoided, with those that would take half of the time."""
     selected = selected & (context.tasks.kind == KERNEL)
     share = _kernel_share(context, selected)
     if share < COMPUTE_SHARE:
         return
-    rows = np.flatnonzero(selected)
+    rows = np.flatnonzero(selected if halved is None else selected | halved)
+    faster = int((~selected[rows]).sum())
     context.explained[rows] = True
+    also = f"; {plural(faster, 'kernel')} next to them would move half of the bytes"
     yield context.tasks_finding(
-        f"{title}: {plural(len(rows), 'kernel')}, {percent(share)} of kernel time",
+        f"{title}: {plural(len(rows) - faster, 'kernel')}, {percent(share)} of kernel time"
+        + also * bool(faster),
         rows,
+        context.tasks.length_ns[rows] * np.where(selected[rows], 1.0, 0.5),
         advice=advice,
         sure="likely",
-        figures={"kernels": len(rows), "share_of_compute": round(share, 4)},
+        figures={"kernels": len(rows) - faster, "share_of_compute": round(share, 4)},
     )
 
 
@@ -460,22 +478,68 @@ def recomputation(context: DeviceContext) -> Iterator[Cause]:
 ELEMENTWISE_SHARE = 0.20
 FUSION_SAVING = 0.05  # Minimum saving: of few chains, compilers fuse only a part.
 MIN_NPU_CHAIN = 3  # Minimum number of kernels in a chain on an NPU.
+# If fewer kernels are fusible, chains of so many kernels count, from this share of kernel time.
+# Casts are part of such chains.
+LONG_CHAIN, LONG_CHAINS_SHARE = 3, 0.05
 _FUSIBLE = names.ELEMENT_WISE, names.CAST, names.REDUCTION, names.NORMALISATION
 
 
 def unfused_elementwise(context: DeviceContext) -> Iterator[Cause]:
     """Find chains of memory-bound kernels in a program without torch.compile.
 
-    One kernel per chain would move the bytes of the longest kernel of the chain. Gradients of
-    parameters are sums over another dimension, in kernels of their own.
+    One kernel per chain would move the bytes of the longest kernel of the chain, or half of them if
+    the chain casts to fp32 and back. Gradients of parameters are sums over another dimension, in
+    kernels of their own.
     """
     if context.is_compiled:
         return
-    tasks = context.tasks
+    tasks, (casts, _) = context.tasks, _precisions(context)
     selected = context.in_class(*_FUSIBLE) & (tasks.kind == KERNEL) & ~context.in_optimizer
-    # `casts_and_copies` has these: avoiding them saves more than fusing them.
-    selected &= ~layout_kernels(context) & ~context.explained
-    selected &= ~context.matches(context.kernel, names.MULTI_TENSOR)
+    selected &= ~context.explained & ~context.matches(context.kernel, names.MULTI_TENSOR)
+    others = selected & ~layout_kernels(context)
+    # Avoiding a cast saves more than fusing it with one or two other kernels.
+    rows, chain = _chains(context, others | casts & selected)
+    others[rows] |= np.bincount(chain, others[rows], minlength=1)[chain] >= LONG_CHAIN
+    rows, chain = _chains(context, others)
+    count, kernel_ns = np.bincount(chain)[chain], int(tasks.length_ns[tasks.kind == KERNEL].sum())
+    if context.is_npu:
+        # Operators of CANN fuse more: pairs of them are rarely one operator.
+        rows, chain = rows[count >= MIN_NPU_CHAIN], chain[count >= MIN_NPU_CHAIN]
+    elif tasks.length_ns[rows].sum() < ELEMENTWISE_SHARE * kernel_ns:
+        rows, chain = rows[count >= LONG_CHAIN], chain[count >= LONG_CHAIN]
+    chain = np.unique(chain, return_inverse=True)[1]
+    length = tasks.length_ns[rows]
+    share = int(length.sum()) / kernel_ns if kernel_ns else 0.0
+    if share < (ELEMENTWISE_SHARE if context.is_npu else LONG_CHAINS_SHARE):
+        return
+    # The longest kernel of each chain stays, or half of it.
+    first = np.lexsort((np.arange(len(rows)), -length, chain))
+    stays = first[np.append(True, np.diff(chain[first]) != 0)]
+    saved_ns = length.astype(np.float64)
+    saved_ns[stays] *= np.where(np.bincount(chain, casts[rows])[chain[stays]] > 0, 0.5, 0.0)
+    lost = np.flatnonzero(saved_ns)
+    context.explained[rows[lost]] = True
+    yield context.tasks_finding(
+        f"unfused element-wise kernels: {plural(len(rows), 'memory-bound kernel')} (element-wise, "
+        f"casts, reductions, normalization), {percent(share)} of kernel time, in "
+        f"{plural(len(stays), 'chain')}",
+        rows[lost],
+        saved_ns[lost],
+        advice="use torch.compile, or fused operations (RMSNorm, rotary embedding, SwiGLU, dropout "
+        "and residual; torch_npu: npu_rms_norm, npu_rotary_mul, npu_swiglu)",
+        sure="possible",
+        least=FUSION_SAVING,
+        figures={
+            "kernels": len(rows),
+            "chains": len(stays),
+            "share_of_compute": round(share, 4),
+        },
+    )
+
+
+def _chains(context: DeviceContext, selected: Flags) -> tuple[Ints, Ints]:
+    """Return the selected tasks, and the number of the chain of each: back to back on a stream."""
+    tasks = context.tasks
     passes = context.recording.work.launches.passes[tasks.row]
     sums = context.has_name(names.SUMS_GRADIENTS)
     order = np.lexsort((tasks.start_ns, tasks.stream))
@@ -486,35 +550,22 @@ def unfused_elementwise(context: DeviceContext) -> Iterator[Cause]:
     apart |= passes[order][1:] != passes[order][:-1]
     breaks = np.append(True, apart | ~(fusible[1:] & fusible[:-1]))
     chain = np.cumsum(breaks[: len(order)]) - 1
-    rows, chain = order[fusible], chain[fusible]
-    if context.is_npu:
-        # Operators of CANN fuse more: pairs of them are rarely one operator.
-        long = np.bincount(chain)[chain] >= MIN_NPU_CHAIN
-        rows, chain = rows[long], np.unique(chain[long], return_inverse=True)[1]
-    length = tasks.length_ns[rows]
-    kernel_ns = int(tasks.length_ns[tasks.kind == KERNEL].sum())
-    share = int(length.sum()) / kernel_ns if kernel_ns else 0.0
-    if share < ELEMENTWISE_SHARE:
-        return
-    longest = np.zeros(int(chain.max()) + 1, np.int64)
-    np.maximum.at(longest, chain, length)
-    # The longest kernel of each chain stays.
-    first = np.lexsort((np.arange(len(rows)), -length, chain))
-    stays = np.append(True, np.diff(chain[first]) != 0)
-    removed = np.ones(len(rows), bool)
-    removed[first[stays]] = False
-    yield context.tasks_finding(
-        f"unfused element-wise kernels: {plural(len(rows), 'memory-bound kernel')} (element-wise, "
-        f"casts, reductions, normalization), {percent(share)} of kernel time, in "
-        f"{plural(int(stays.sum()), 'chain')}",
-        rows[removed],
-        advice="use torch.compile, or fused operations (RMSNorm, rotary embedding, SwiGLU, dropout "
-        "and residual; torch_npu: npu_rms_norm, npu_rotary_mul, npu_swiglu)",
-        sure="possible",
-        least=FUSION_SAVING,
-        figures={
-            "kernels": len(rows),
-            "chains": int(stays.sum()),
-            "share_of_compute": round(share, 4),
-        },
+    return order[fusible], np.unique(chain[fusible], return_inverse=True)[1]
+
+
+_FLOAT, _HALF = re.compile(r"\bfloat\["), re.compile(r"\b(?:BFloat16|Half)\[")
+
+
+def _precisions(context: DeviceContext) -> tuple[Flags, Flags]:
+    """Return masks of casts between fp32 and 16 bits, and of other kernels in fp32, by shapes."""
+    framework, tasks = context.recording.framework, context.tasks
+    if framework is None:
+        return np.zeros(len(tasks), bool), np.zeros(len(tasks), bool)
+    texts, number = framework.inputs(
+        framework.direct(context.recording.work.connection.to_array())[tasks.row]
     )
+    full, low = (
+        np.array([bool(kind.search(one)) for one in [*texts, ""]]) for kind in (_FLOAT, _HALF)
+    )
+    casts = layout_kernels(context)
+    return casts & (full & low)[number], ~casts & (full & ~low)[number]
