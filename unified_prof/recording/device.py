@@ -234,14 +234,6 @@ def stream_rows(tasks: Tasks) -> list[Row]:
     return result
 
 
-class _Step:
-    """Sums over the tasks that one step launched on one device."""
-
-    def __init__(self, communication: IntervalSet, *, parts: bool) -> None:
-        self.sweep = Sweep(communication, parts=parts)
-        self.sums = Sums()
-
-
 def step_rows(
     steps: Steps,
     lengths_ns: Sequence[int],
@@ -267,14 +259,17 @@ def step_rows(
         only = numbers[name]
         communicates = whole.time(name).communication_ns is not None
         found = _step_sums(len(steps), tasks, comms, task_steps, only)
-        busy = _busy_in(windows[name], whole)
-        lasted = (windows[name].end_ns - windows[name].start_ns).tolist()
+        begins, ends = windows[name].start_ns, windows[name].end_ns
+        idle = ends - begins
+        for time_slice in whole.time_slices():
+            start, end, _, step_at = intervals.overlaps(time_slice.busy, IntervalSet(begins, ends))
+            np.subtract.at(idle, step_at, end - start)
         for step, sums in enumerate(found):
             add(step, "compute_ns", sums.compute_ns)
             add(step, "communication_ns", sums.communication_ns if communicates else None)
             add(step, "overlap_ns", sums.overlap_ns if communicates else None)
             add(step, "copy_ns", sums.copy_ns)
-            add(step, "idle_ns", lasted[step] - busy[step])
+            add(step, "idle_ns", int(idle[step]))
     return [
         Row(name=name, kind="step", count=1, total_ns=length_ns, extra=extra)
         for (name, _, _), length_ns, extra in zip(steps, lengths_ns, extras, strict=True)
@@ -297,28 +292,17 @@ def _step_sums(
     for step in range(count):
         chosen = nothing if parts else talk.get(step, nothing)
         merged = intervals.merge(comms.start_ns[chosen], comms.end_ns[chosen])
-        own.append(_Step(merged, parts=parts))
+        own.append((Sweep(merged, parts=parts), Sums()))
     for rows in tasks.in_time(device):
         end_ns = rows.end_ns
         for step, at in by_key(task_steps.steps_of(rows)):
             if step != UNKNOWN:
-                work = own[step].sweep.take(
-                    rows.kind[at], rows.start_ns[at], end_ns[at], rows.until_ns
-                )
-                own[step].sums.add(work)
-    for one in own:
-        one.sums.add(one.sweep.rest())
-    return [one.sums for one in own]
-
-
-def _busy_in(windows: StepWindows, device: DeviceWork) -> list[int]:
-    """Return the busy time of a device in each step."""
-    result = np.zeros(len(windows.start_ns), np.int64)
-    steps = IntervalSet(windows.start_ns, windows.end_ns)
-    for time_slice in device.time_slices():
-        start, end, _, step = intervals.overlaps(time_slice.busy, steps)
-        np.add.at(result, step, end - start)
-    return [int(one) for one in result]
+                sweep, sums = own[step]
+                work = sweep.take(rows.kind[at], rows.start_ns[at], end_ns[at], rows.until_ns)
+                sums.add(work)
+    for sweep, sums in own:
+        sums.add(sweep.rest())
+    return [sums for _, sums in own]
 
 
 def with_vendor(rows: list[Row], traces: Iterable[StepTrace]) -> list[Row]:

@@ -26,6 +26,7 @@ from unified_prof.arrays.packed import Packed, PackedLookup, Packing, Values, re
 from unified_prof.base.columns import API_OPERATION, API_PYTHON
 from unified_prof.recording import host_calls as host_ranges
 from unified_prof.recording.host_calls import UNCONNECTED, HostCalls
+from unified_prof.recording.operators import RecordedInputs
 from unified_prof.recording.python_frames import (
     ENGINE_PREFIX,
     MODULE_PREFIX,
@@ -39,20 +40,18 @@ from unified_prof.recording.python_frames import (
     user_frame,
     values_at,
 )
-from unified_prof.recording.source import Findings, Source, Strings, input_text
+from unified_prof.recording.source import Findings, Source, Strings
 
 Whole = NDArray[np.integer]
 NONE = nesting.NONE
 FORWARD, BACKWARD, OTHER_PASS = 0, 1, 2
-_OPTIMIZER_PREFIX = "Optimizer."
-_STEP = re.compile(r"ProfilerStep#(\d+)$")
+_STEP = re.compile(r"ProfilerStep#\d+$")
 # `aten::conv2d`, `npu::_npu_dropout`, `torch.distributed.ddp.reducer::copy_bucket_to_grad`,
 # `ConvolutionBackward0`, `torch::autograd::CppNode<...>`; not a range named by the user, such as
 # `forward pass`.
 _OPERATION = re.compile(
     r"(?!autograd::engine)(?:[\w.]+::[\w:.]+$|.*Backward\d*$|torch::autograd::CppNode<)"
 )
-_HALF = 1 << 32
 _INSTANCE = re.compile(r"_\d+$")
 
 
@@ -80,19 +79,16 @@ class Framework:
     """
 
     def __init__(
-        self,
-        source: Source,
-        strings: Strings,
-        findings: Findings,
-        host_calls: HostCalls | None = None,
+        self, source: Source, strings: Strings, findings: Findings, calls: HostCalls | None = None
     ) -> None:
-        self._source, self._strings, self._host_calls = source, strings, host_calls
+        self._source, self._strings, self._host_calls = source, strings, calls
         ranges = host_ranges.read(source, strings, findings)
         self.thread, self.start_ns = ranges["thread"], ranges["start"]
         self._duration_ns = ranges["duration"]
         self._connection, self._chain = ranges["connection"], ranges["chain"]
         self._sequence, self._forward_thread = ranges["sequence"], ranges["forward_thread"]
-        self._type, self._row = ranges["type"], ranges["row"]
+        self._type = ranges["type"]
+        self.inputs = RecordedInputs(source, strings, ranges["row"])
         self._nest = Nest(self.thread, self.start_ns, self._duration_ns)
         self._ids = ranges["name"].distinct()
         self._name_code = recoded(ranges.pop("name"), self._ids)
@@ -170,7 +166,7 @@ class Framework:
 
     @cached_property
     def _frames(self) -> Frames:
-        python = self._ranges_where(lambda rows: np.equal(self._type[rows], API_PYTHON))
+        python = np.flatnonzero(self.is_python)
         texts = [self._names[code] for code in self._name_code[python].tolist()]
         return Frames(
             self._source,
@@ -188,11 +184,7 @@ class Framework:
         call = np.full(len(distinct), NONE, np.int64)
         passes = np.full(len(distinct), -1, np.int8)
         at = launcher[found]
-        passes[found] = np.where(
-            self._in_backward(at),
-            BACKWARD,
-            np.where(self._nested.marks[at] & _IN_OPTIMIZER, OTHER_PASS, FORWARD),
-        )
+        passes[found] = self._passes(at)
         call[found] = self._owner(at)
         return Launches(call[inverse], passes[inverse])
 
@@ -202,9 +194,14 @@ class Framework:
         `connection` are connection ids of the tasks, `among` masks the ranges to consider, by
         default operations.
         """
-        nearest = self._nested.operation if among is None else self._nearest(among)
+        return self._of_launches(
+            connection, self._nested.operation if among is None else self._nearest(among)
+        )
+
+    def _of_launches(self, connection: Whole, values: Distances) -> Ints:
+        """Return the value of the range that launched each device task, or -1."""
         distinct, inverse = np.unique(connection, return_inverse=True)
-        return values_at(nearest, self._launcher(distinct))[inverse]
+        return values_at(values, self._launcher(distinct))[inverse]
 
     def around(self, ranges: Ints, among: Bools) -> Ints:
         """Return the innermost of the masked ranges that enclose each range, or -1."""
@@ -231,8 +228,6 @@ class Framework:
             in_time = np.argsort(start, kind="stable")
             ranges, start = ranges[in_time], start[in_time]
             last = np.searchsorted(start, at_ns[points], side="right") - 1
-            if not len(ranges):
-                continue
             found = ranges[np.maximum(last, 0)]
             inside = (last >= 0) & (at_ns[points] <= self.end_ns[found])
             result[points[inside]] = self._owner(found[inside])
@@ -240,46 +235,37 @@ class Framework:
 
     def places_at(self, thread: Ints, at_ns: Ints) -> Ints:
         """Return the operation, else any range, that is open on each thread at each time, or -1."""
-        found = self._innermost_at(thread, at_ns)
-        inside = found != NONE
-        result = np.full(len(found), NONE, np.int64)
-        result[inside] = self._call_of(found[inside])
+        result = self._innermost_at(thread, at_ns)
+        inside = result != NONE
+        result[inside] = self._call_of(result[inside])
         return result
 
     def direct(self, connection: Whole) -> Ints:
         """Return the innermost recorded call that launched each device task, or -1."""
-        distinct, inverse = np.unique(connection, return_inverse=True)
-        nearest = self._nearest(self.recorded)
-        return values_at(nearest, self._launcher(distinct))[inverse]
+        return self._of_launches(connection, self._nearest(self.recorded))
 
     def outermost(self, connection: Whole) -> Ints:
         """Return the outermost operation around the launch of each device task, or -1.
 
         Unlike in `launches`, backward tasks do not count for forward operations.
         """
-        distinct, inverse = np.unique(connection, return_inverse=True)
-        operation = values_at(self._nested.operation, self._launcher(distinct))
-        return values_at(self._nested.top, operation)[inverse]
+        return values_at(self._nested.top, self.innermost(connection))
 
     @property
     def is_python_frame(self) -> Bools:
         """Mask of the calls of Python functions, without modules."""
-        return self._mask(
-            lambda rows: np.equal(self._type[rows], API_PYTHON) & ~self._is_module(rows)
-        )
+        return self.is_python & ~self._mask(self._is_module)
 
     @property
     def is_user_frame(self) -> Bools:
         """Mask of the calls of Python functions in the user's files."""
         own = self._name_mask(user_frame)
-        return self._mask(
-            lambda rows: np.equal(self._type[rows], API_PYTHON) & own[self._name_code[rows]]
-        )
+        return self.is_python & self._mask(lambda rows: own[self._name_code[rows]])
 
     @property
     def is_annotation(self) -> Bools:
         """Mask of the ranges that are not operations: modules, marks, steps, Python frames."""
-        engine = self._name_kinds.engine
+        engine = self._name_kinds["engine"]
         return self._mask(lambda rows: ~(self._is_operation(rows) | engine[self._name_code[rows]]))
 
     @cached_property
@@ -301,39 +287,6 @@ class Framework:
                 found &= self._is_operation(rows) | np.equal(around, NONE)
             result[rows] = found
         return result
-
-    def inputs(self, ranges: Whole) -> tuple[list[str], NDArray[np.int32]]:
-        """Return the distinct inputs, as `float[64,128], long int[7]`, and each range's index.
-
-        The text is empty if no shape was recorded. Some releases of torch_npu swapped shapes and
-        types; the text has them in the right order.
-        """
-
-        def key(ranges: Whole) -> Ints:
-            rows = np.where(ranges == NONE, -1, self._row[ranges]) if len(self) else ranges
-            shape, kind = (values_at(column, rows) for column in self._inputs)
-            # Each id fits into half of a 64-bit number.
-            return (shape.astype(np.int64) + 1) * _HALF + kind + 1
-
-        pairs, number = numbered(ranges, key)
-        texts: dict[str, int] = {}
-        numbers = [
-            texts.setdefault(
-                input_text(self._strings.get(one), self._strings.get(other)), len(texts)
-            )
-            for one, other in ((pair // _HALF - 1, pair % _HALF - 1) for pair in pairs.tolist())
-        ]
-        return list(texts), np.array(numbers, np.int32)[number]
-
-    @cached_property
-    def _inputs(self) -> tuple[Packed, Packed]:
-        """Shapes and types of the rows of PYTORCH_API."""
-        shapes, types = Packing(hole=NONE), Packing(hole=NONE)
-        columns = {"shapes": "coalesce(inputShapes, -1)", "types": "coalesce(inputDtypes, -1)"}
-        for batch in self._source.batches("PYTORCH_API", columns):
-            shapes.add(batch["shapes"])
-            types.add(batch["types"])
-        return shapes.done(), types.done()
 
     def is_operation(self, ranges: Whole) -> Bools:
         """Return a mask of the ranges that are operations; False for -1."""
@@ -393,18 +346,15 @@ class Framework:
         outer = np.searchsorted(ranges, around[inner])
         # Clocks round: a range may end a little after the one around it.
         inside = np.bincount(outer, np.minimum(end[inner], end[outer]) - start[inner], len(ranges))
-        backward = self._in_backward(ranges)
         # A range of the autograd engine belongs to the node that it runs.
         node = np.full(len(ranges), NONE, np.int64)
         node[outer[::-1]] = ranges[inner[::-1]]
-        node[~self._name_kinds.engine[self._name_code[ranges]]] = NONE
+        node[~self._name_kinds["engine"][self._name_code[ranges]]] = NONE
         call = self._owner(ranges)
         node = node[np.searchsorted(ranges, call)]
         call = np.where(node != NONE, node, call)
-        in_optimizer = self._nested.marks[ranges] & _IN_OPTIMIZER
-        passes = np.where(backward, BACKWARD, np.where(in_optimizer, OTHER_PASS, FORWARD))
         own_ns = np.maximum(end - start - inside.astype(np.int64), 0)
-        return HostTime(call, passes.astype(np.int8), own_ns)
+        return HostTime(call, self._passes(ranges), own_ns)
 
     @cached_property
     def calls(self) -> Ints:
@@ -419,17 +369,12 @@ class Framework:
         """Return the profiler's steps as (number, start_ns, end_ns)."""
         found = self.matching(lambda text: _STEP.match(text) is not None)
         texts, code = self.names(found)
+        columns = (self.start_ns[found], code, self.end_ns[found])
         # Steps with equal starts are sorted by name.
-        order = np.argsort(code, kind="stable")
-        found, code = found[order], code[order]
-        steps = []
-        for own, start, end in zip(
-            code.tolist(), self.start_ns[found].tolist(), self.end_ns[found].tolist(), strict=True
-        ):
-            match = _STEP.match(texts[own])
-            assert match is not None
-            steps.append((match[1], start, end))
-        return sorted(steps, key=lambda step: step[1])
+        steps = sorted(
+            zip(*(one.tolist() for one in columns), strict=True), key=lambda step: step[:2]
+        )
+        return [(texts[name].partition("#")[2], start, end) for start, name, end in steps]
 
     def _name_mask(self, matches: Callable[[str], object]) -> Bools:
         """Return a mask of the distinct names that match."""
@@ -452,21 +397,23 @@ class Framework:
         return self._nest.nearest(lambda window: among[window.rows])
 
     @cached_property
-    def _name_kinds(self) -> _NameKinds:
-        return _NameKinds(
-            module=self._name_mask(lambda text: text.startswith(MODULE_PREFIX)),
-            operation=self._name_mask(_OPERATION.match),
-            engine=self._name_mask(lambda text: text.startswith(ENGINE_PREFIX)),
-            optimizer=self._name_mask(lambda text: text.startswith(_OPTIMIZER_PREFIX)),
-        )
+    def _name_kinds(self) -> dict[str, Bools]:
+        """Masks of the distinct names by kind."""
+        prefixes = {"module": MODULE_PREFIX, "engine": ENGINE_PREFIX, "optimizer": "Optimizer."}
+        kinds = {
+            kind: [text.startswith(prefix) for text in self._names]
+            for kind, prefix in prefixes.items()
+        }
+        kinds["operation"] = [_OPERATION.match(text) is not None for text in self._names]
+        return {kind: np.array(mask, bool) for kind, mask in kinds.items()}
 
     def _is_module(self, rows: slice) -> Bools:
         of_module = np.equal(self._type[rows], host_ranges.MODULE_RANGE)
-        result: Bools = of_module | self._name_kinds.module[self._name_code[rows]]
+        result: Bools = of_module | self._name_kinds["module"][self._name_code[rows]]
         return result
 
     def _is_operation(self, rows: slice | Whole) -> Bools:
-        result: Bools = self._name_kinds.operation[self._name_code[rows]]
+        result: Bools = self._name_kinds["operation"][self._name_code[rows]]
         kind = self._type[rows]
         for other in (API_PYTHON, host_ranges.MODULE_RANGE, host_ranges.ANNOTATION):
             result &= kind != other
@@ -479,12 +426,12 @@ class Framework:
         marks = Packing(np.int8)
         nearest = [NearestMarked() for _ in range(5)]
         below = Below()
-        threads: dict[str, list[Ints]] = {"all": [], "modules": [], "engine": [], "forward": []}
+        threads = dict.fromkeys(("all", "modules", "engine", "forward"), np.zeros(0, np.int64))
         for window in self._nest.windows():
             rows = window.rows
             code, kind, thread = self._name_code[rows], self._type[rows], self.thread[rows]
             is_operation, is_module = self._is_operation(rows), self._is_module(rows)
-            is_engine = self._name_kinds.engine[code]
+            is_engine = self._name_kinds["engine"][code]
             of_node = self._sequence[rows] >= 0
             is_node = of_node & (self._forward_thread[rows] > 0)
             operation.add(nearest[0].next_window(window, is_operation))
@@ -493,7 +440,9 @@ class Framework:
             node.add(nodes)
             module.add(nearest[2].next_window(window, is_module))
             in_engine = nearest[3].next_window(window, is_engine) != NONE
-            in_optimizer = nearest[4].next_window(window, self._name_kinds.optimizer[code]) != NONE
+            in_optimizer = (
+                nearest[4].next_window(window, self._name_kinds["optimizer"][code]) != NONE
+            )
             marks.add((in_engine | (nodes != NONE)) * _IN_BACKWARD + in_optimizer * _IN_OPTIMIZER)
             makes_nodes = of_node & ~is_node & ~in_engine
             for name, chosen in (
@@ -502,22 +451,18 @@ class Framework:
                 ("engine", is_engine),
                 ("forward", makes_nodes),
             ):
-                threads[name].append(np.unique(thread[chosen]))
-        result = {
-            name: np.unique(np.concatenate([np.zeros(0, np.int64), *some]))
-            for name, some in threads.items()
-        }
+                threads[name] = np.union1d(threads[name], thread[chosen])
         return _Nested(
             operation.done(),
             top.done(),
             node.done(),
             module.done(),
             marks.done(),
-            result["all"],
-            result["modules"],
+            threads["all"],
+            threads["modules"],
             # On autograd engine threads, everything is backward, including gradient hooks.
             # Operations on other threads create nodes.
-            np.setdiff1d(result["engine"], result["forward"]),
+            np.setdiff1d(threads["engine"], threads["forward"]),
         )
 
     def _in_backward(self, ranges: slice | Whole) -> Bools:
@@ -526,6 +471,12 @@ class Framework:
         if len(self._nested.engine_threads):
             result |= np.isin(self.thread[ranges], self._nested.engine_threads)
         return result
+
+    def _passes(self, ranges: Ints) -> NDArray[np.int8]:
+        """Return the pass of each range."""
+        in_optimizer = self._nested.marks[ranges] & _IN_OPTIMIZER
+        others = np.where(in_optimizer, OTHER_PASS, FORWARD)
+        return np.where(self._in_backward(ranges), BACKWARD, others).astype(np.int8)
 
     def _call_of(self, at: Ints) -> Ints:
         """Return the outermost operation around each range, else the range itself."""
@@ -584,8 +535,7 @@ class Framework:
         # Otherwise by time: the range around the runtime call, on its thread.
         open_ones = np.flatnonzero((result == NONE) & connects)
         if len(open_ones):
-            calls = self._host_calls or HostCalls(self._source)
-            self._host_calls = calls
+            calls = self._host_calls = self._host_calls or HostCalls(self._source)
             row = calls.row_of_connection(connection[open_ones])
             open_ones, row = open_ones[row >= 0], row[row >= 0]
             around = self._innermost_at(calls.thread[row], calls.start_ns[row])
@@ -625,16 +575,6 @@ class Framework:
 
 
 _IN_BACKWARD, _IN_OPTIMIZER = 1, 2
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _NameKinds:
-    """Masks of the distinct names by kind."""
-
-    module: Bools
-    operation: Bools
-    engine: Bools
-    optimizer: Bools
 
 
 @dataclass(frozen=True, slots=True, eq=False)

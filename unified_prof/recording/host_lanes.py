@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays import nesting
-from unified_prof.arrays.grouping import NOWHERE, Bools, Frame, Ints, by_key, find
+from unified_prof.arrays.grouping import NOWHERE, Bools, Frame, Ints, Lookup, by_key
 from unified_prof.arrays.packed import Values
 from unified_prof.recording.calls import Labels
 from unified_prof.recording.framework import Framework
@@ -30,7 +30,6 @@ from unified_prof.recording.python_frames import (
 from unified_prof.recording.source import Strings, possible
 from unified_prof.recording.timeline import Timeline
 
-Flags = Bools
 KINDS = ("host operation", "annotation", "runtime call", "Python function")
 OPERATION, ANNOTATION, CALL, PYTHON = range(len(KINDS))
 _WINDOW = 131_072
@@ -107,42 +106,33 @@ def build(
         whole = rows.part(_part_start(calls, work, rows), in_part)
         longer_than = rows.longer_than(whole, limit - in_part)
     kept = rows.kept(whole, longer_than)
-    threads, labels = _threads(tables, kept, calls, work)
-    shown = [row for thread in threads.shown for row in thread.rows]
+    threads, left_out, labels = _threads(tables, kept, calls, work)
+    shown = [row for thread in threads for row in thread.rows]
     if not shown:
         return None
     lanes = () if work is None else work.lanes
-    place = _Places(np.concatenate([row.call for row in shown]))
+    place = Lookup(np.concatenate([row.call for row in shown]))
+
+    def launched_by(connection: Ints) -> Ints:
+        call = _launching(calls, connection)
+        return np.where(call == NOWHERE, NOWHERE, place.rows(call).astype(np.int64))
+
     return HostThreads(
         start_ns=min(int(row.start_ns[0]) for row in shown),
         end_ns=max(int((row.start_ns + row.duration_ns).max()) for row in shown),
         labels=tuple(labels.texts),
-        threads=tuple(threads.shown),
+        threads=tuple(threads),
         ranges=rows.count,
         drawn=sum(map(len, shown)),
         longer_than_ns=longer_than,
         whole_ns=whole,
         outside=rows.outside,
         python_frames=sum(table.left_out for table in tables),
-        threads_left_out=threads.left_out,
+        threads_left_out=left_out,
         launched_by=tuple(
-            np.where(lane.count == 1, place.find(_launching(calls, lane.connection)), NOWHERE)
-            for lane in lanes
+            np.where(lane.count == 1, launched_by(lane.connection), NOWHERE) for lane in lanes
         ),
     )
-
-
-class _Places:
-    """Positions of rows of CANN_API."""
-
-    def __init__(self, calls: Ints) -> None:
-        self._order = np.append(np.argsort(calls, kind="stable"), NOWHERE)
-        self._sorted = calls[self._order[:-1]]
-
-    def find(self, call: Ints) -> Ints:
-        """Return the position of each row, or NOWHERE."""
-        place: Ints = self._order[find(self._sorted, call)]
-        return np.where(call == NOWHERE, NOWHERE, place)
 
 
 def _launching(calls: HostCalls, connection: Ints) -> Ints:
@@ -193,7 +183,7 @@ class _Table(NamedTuple):
     thread: Values
     start_ns: Values  # Unix time.
     end_ns: Values
-    usable: Callable[[slice], Flags]  # Mask of the ranges that can be drawn.
+    usable: Callable[[slice], Bools]  # Mask of the ranges that can be drawn.
     # Distinct names, and the index for each row.
     names: Callable[[Ints], tuple[list[str], NDArray[np.integer]]]
     kinds: Callable[[Ints], Ints]  # Index in `KINDS` for each row.
@@ -216,7 +206,7 @@ def _calls_table(calls: HostCalls, strings: Strings) -> _Table:
     )
 
 
-def _valid(start: Ints, end: Ints) -> Flags:
+def _valid(start: Ints, end: Ints) -> Bools:
     """Return a mask of the possible times; damaged recordings have others."""
     with np.errstate(over="ignore"):
         return possible(start, end - start) & (start > 0)
@@ -324,7 +314,7 @@ class _Rows:
             result[number].append(np.flatnonzero(inside) + low)
         return [np.concatenate(parts) for parts in result]
 
-    def _windows(self) -> Iterator[tuple[tuple[Ints, Ints, tuple[int, int]], Flags, Flags]]:
+    def _windows(self) -> Iterator[tuple[tuple[Ints, Ints, tuple[int, int]], Bools, Bools]]:
         """Yield (start, end, (table, first row)), and masks of what to draw and what is usable."""
         for number, table in enumerate(self._tables):
             for low in range(0, len(table.start_ns), _WINDOW):
@@ -336,7 +326,7 @@ class _Rows:
                 usable = table.usable(own)
                 yield (start, end, (number, low)), usable & self._within(start, end), usable
 
-    def _within(self, start: Ints, end: Ints) -> Flags:
+    def _within(self, start: Ints, end: Ints) -> Bools:
         if self._time is None:
             return np.ones(len(start), bool)
         first, last = self._time
@@ -344,28 +334,28 @@ class _Rows:
         # use.
         far = max(last - first, _MIN_WORK_NS)
         near = far // _NEAR
-        result: Flags = (start >= first - far) & (end <= last + far)
+        result: Bools = (start >= first - far) & (end <= last + far)
         result &= (end >= first - near) & (start <= last + near)
         return result
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Threads:
-    shown: list[HostThread]
-    left_out: int
-
-
 def _threads(
     tables: list[_Table], kept: list[Ints], calls: HostCalls, work: Timeline | None
-) -> tuple[_Threads, Labels]:
-    """Return the ranges by thread and depth, with their names."""
+) -> tuple[list[HostThread], int, Labels]:
+    """Return the ranges by thread and depth, the number of threads left out, and the names."""
     labels = Labels()
     thread, start, end = (
         np.concatenate([values[rows] for values, rows in zip(columns, kept, strict=True)])
         for columns in zip(*(table[:3] for table in tables), strict=True)
     )
     own = list(zip(tables, kept, strict=True))
-    label = [_label_texts(labels, *table.names(rows)) for table, rows in own]
+    label = []
+    for table, rows in own:
+        texts, which = table.names(rows)
+        used = np.unique(which)
+        numbers = np.zeros(len(texts), np.int64)
+        numbers[used] = labels.numbers([texts[one] for one in used.tolist()])
+        label.append(numbers[which])
     kind = [table.kinds(rows) for table, rows in own]
     call = np.full(len(start), NOWHERE, np.int64)
     call[: len(kept[0])] = kept[0]
@@ -408,16 +398,7 @@ def _threads(
             )
             if own_rows:
                 shown.append(HostThread(title, own_rows))
-    return _Threads(shown, left_out), labels
-
-
-def _label_texts(labels: Labels, texts: list[str], number: NDArray[np.integer]) -> Ints:
-    """Return the label of each used text by its number."""
-    used = np.unique(number)
-    result = np.zeros(len(texts), np.int64)
-    result[used] = labels.numbers([texts[one] for one in used.tolist()])
-    found: Ints = result[number]
-    return found
+    return shown, left_out, labels
 
 
 def _depths(parent: Ints) -> Ints:

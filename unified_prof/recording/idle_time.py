@@ -179,9 +179,9 @@ class IdleTime:
                 awaits = tasks_after_waits(
                     self._work.in_time(device), self._launched, stream, at_ns
                 )
-            reasons, following = (
-                _Reasons(),
-                GapEnds(self._work.in_time(device), self._launched, self._waits(device), awaits),
+            reasons = _Reasons()
+            following = GapEnds(
+                self._work.in_time(device), self._launched, self._waits(device), awaits
             )
             for idle in self._gaps(name):
                 for low in range(0, len(idle), WINDOW):
@@ -244,9 +244,16 @@ class IdleTime:
         for device, tasks, host in self._waited_for_host():
             selected = operator[tasks] == most
             found.setdefault(device, []).append((tasks[selected], host[selected]))
-        parts = [_sum_by_task(one) for one in found.values()]
-        tasks, host = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-        name, line = self._work.place(int(tasks[int(host.argmax())]))
+        longest = []
+        for parts in found.values():
+            # A task has two gaps if a step ends within its idle time.
+            tasks, times = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+            distinct, number = np.unique(tasks, return_inverse=True)
+            sums = np.bincount(number, weights=times, minlength=len(distinct)).astype(np.int64)
+            if len(sums):
+                longest.append((int(sums.max()), int(distinct[sums.argmax()])))
+        _, task = max(longest, key=lambda one: one[0])
+        name, line = self._work.place(task)
         return f"most before {name}" + (f", {line}" if line else "")
 
     def _waited_for_host(self) -> Iterator[tuple[str, Ints, Ints]]:
@@ -275,11 +282,9 @@ class IdleTime:
 
     @cached_property
     def _host(self) -> HostSide:
-        fetching = np.zeros(0, np.int64)
-        if self._framework is not None:
-            fetching = self._framework.matching(names.FETCHES_INPUT)
         inputs = intervals.EMPTY
         if self._framework is not None:
+            fetching = self._framework.matching(names.FETCHES_INPUT)
             inputs = intervals.merge(
                 self._framework.start_ns[fetching], self._framework.end_ns[fetching]
             )
@@ -360,13 +365,6 @@ class IdleTime:
         if device is not None:
             chosen &= result["device"] == device
         return result["stream"][chosen], result["start"][chosen]
-
-
-def _sum_by_task(parts: list[tuple[Ints, Ints]]) -> tuple[Ints, Ints]:
-    """Sum times by task; a task has two gaps if a step ends within its idle time."""
-    tasks, times = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-    distinct, number = np.unique(tasks, return_inverse=True)
-    return distinct, np.bincount(number, weights=times, minlength=len(distinct)).astype(np.int64)
 
 
 class _Reasons:

@@ -276,7 +276,7 @@ _ITERATION_TIMES = (
     "cpu_ms",
     "forward_cpu_ms",
     "backward_cpu_ms",
-)
+)  # Columns of UPROF_ITERATIONS; fields of `Step` with the unit ns.
 
 
 def iterations(source: Source, findings: Findings) -> tuple[Step, ...] | None:
@@ -302,25 +302,16 @@ def iterations(source: Source, findings: Findings) -> tuple[Step, ...] | None:
     return tuple(
         Step(
             str(iteration),
-            total_ns=_possible_values(times_ns[0]),
-            forward_ns=_possible_values(times_ns[1]),
-            backward_ns=_possible_values(times_ns[2]),
             matched=bool(matched),
             peak_bytes=size if isinstance(size, int) and size >= 0 else None,
-            waited_ns=_possible_values(times_ns[3]),
-            forward_waited_ns=_possible_values(times_ns[4]),
-            backward_waited_ns=_possible_values(times_ns[5]),
-            cpu_ns=_possible_values(times_ns[6]),
-            forward_cpu_ns=_possible_values(times_ns[7]),
-            backward_cpu_ns=_possible_values(times_ns[8]),
             parts_ns=parts.get(iteration, {}),
+            **{
+                name.replace("_ms", "_ns"): None if time_ns == UNKNOWN else time_ns
+                for name, time_ns in zip(_ITERATION_TIMES, times_ns, strict=True)
+            },
         )
         for iteration, matched, size, *times_ns in zip(*columns[:3], *times, strict=True)
     )
-
-
-def _possible_values(value: int) -> int | None:
-    return None if value == UNKNOWN else value
 
 
 def _text(value: object) -> str:

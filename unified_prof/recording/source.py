@@ -1,7 +1,6 @@
 """Interface of an open report (`Source`), and readers shared by both report families.
 
-The readers return provenance facts, anomalies, texts, missing reports of a run, checks of times,
-and recorded shapes as text.
+The readers return provenance facts, anomalies, texts and missing reports of a run, and check times.
 """
 
 from __future__ import annotations
@@ -259,39 +258,6 @@ def possible(start_ns: Ints, duration_ns: Ints) -> Bools:
     result &= duration_ns >= 0
     result &= duration_ns <= MAX_DURATION_NS
     return result
-
-
-_TYPES = re.compile(r"[A-Za-z]")
-# Types of arguments without a shape; capitalized in old releases of torch.
-_NO_TENSORS = frozenset(
-    {
-        "",
-        "None",
-        NOT_AVAILABLE,
-        "Scalar",
-        "ScalarList",
-        "Int",
-        "Bool",
-        "Double",
-        "String",
-        "GenericList",
-    }
-)
-
-
-def input_text(shapes: str | None, types: str | None) -> str:
-    """Return recorded shapes and types of tensors as one text, `float[64,128], long int[7]`."""
-    shapes, types = shapes or "", types or ""
-    if _TYPES.search(shapes) and not _TYPES.search(types):
-        shapes, types = types, shapes
-    shape = [one.strip() for one in shapes.strip('"').split(";")]
-    kind = [one.strip() for one in types.strip('"').split(";")]
-    kind += [""] * (len(shape) - len(kind))
-    return ", ".join(
-        f"{what.removeprefix('c10::')}[{size}]"
-        for size, what in zip(shape, kind, strict=False)
-        if size or what not in _NO_TENSORS
-    )
 
 
 def device_name(number: int) -> str:

@@ -238,10 +238,8 @@ class Tasks(TaskColumns):
     def __init__(self, source: Source, strings: Strings, findings: Findings) -> None:
         self._source, self._strings = source, strings
         self._kept: dict[str, NDArray[Any]] = {}
-        read = _read(source, findings)
-        self.is_in_order: bool = read.is_in_order  # True if the rows are in order of start.
-        # The columns; `type` has codes of `type_texts`.
-        self.packed: dict[str, Packed] = read.columns
+        # The columns, of which `type` has codes of `type_texts`; True if the starts ascend.
+        self.packed, self.is_in_order = _read(source, findings)
         self._type_ids = self.packed["type"].distinct().tolist()
         self.packed["type"] = recoded(self.packed["type"], self._type_ids)
         compute = {name: Packing(_INT32, hole=MISSING) for name in ("id", "op_type", "name")}
@@ -422,14 +420,8 @@ class Tasks(TaskColumns):
         return kinds.done()
 
 
-@dataclass(frozen=True, slots=True)
-class _Read:
-    columns: dict[str, Packed]
-    is_in_order: bool
-
-
-def _read(source: Source, findings: Findings) -> _Read:
-    """Read TASK, leaving out rows with invalid times."""
+def _read(source: Source, findings: Findings) -> tuple[dict[str, Packed], bool]:
+    """Read TASK without rows with invalid times; return the columns, and if starts ascend."""
     packings = {
         "start": Packing(),
         "duration": Packing(_INT32),
@@ -460,4 +452,4 @@ def _read(source: Source, findings: Findings) -> _Read:
             packings[name].add(values)
     if bad:
         findings.add("impossible_task_time", f"{bad} rows of TASK are left out", bad)
-    return _Read({name: packing.done() for name, packing in packings.items()}, in_order)
+    return {name: packing.done() for name, packing in packings.items()}, in_order
