@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from statistics import median
@@ -135,9 +135,7 @@ def write_run_time(
                     for entry_id, operation in enumerate(run.operations, start=1)
                     if operation.recomputed_ms is not None
                     for sample in zip(
-                        matched if operation.iterations is None else operation.iterations,
-                        operation.recomputed_ms,
-                        strict=True,
+                        _iterations(operation, matched), operation.recomputed_ms, strict=True
                     )
                 ),
             )
@@ -209,10 +207,15 @@ def _insert_operation(db: sqlite3.Connection, entry_id: int, operation: Operatio
     )
 
 
+def _iterations(operation: OperationRecord, matched: list[int]) -> Sequence[int]:
+    """Return the iteration of each sample of an operation."""
+    return matched if operation.iterations is None else operation.iterations
+
+
 def _samples(
     operation: OperationRecord, matched: list[int]
 ) -> Iterable[tuple[int, float, float | None]]:
-    iterations = matched if operation.iterations is None else operation.iterations
+    iterations = _iterations(operation, matched)
     backward = operation.backward_ms or [None] * len(iterations)
     return zip(iterations, operation.forward_ms, backward, strict=True)
 
@@ -221,7 +224,7 @@ def _fill_gaps(
     db: sqlite3.Connection, operations: Iterable[OperationRecord], matched: list[int]
 ) -> None:
     gaps = [
-        (entry_id, operation.gap, matched if operation.iterations is None else operation.iterations)
+        (entry_id, operation.gap, _iterations(operation, matched))
         for entry_id, operation in enumerate(operations, start=1)
         if operation.gap is not None
     ]
@@ -320,24 +323,12 @@ def _fill_regions(
 
 
 def _fill_common(db: sqlite3.Connection, run: TrackedRun, facts: Mapping[str, str | None]) -> None:
+    _, *names = extension_tables()["UPROF_ITERATIONS"].column_names
     fill(
         db,
         "UPROF_ITERATIONS",
         (
-            (
-                number,
-                iteration.total_ms,
-                iteration.forward_ms,
-                iteration.backward_ms,
-                iteration.peak_usage_bytes,
-                int(iteration.matched),
-                iteration.waited_ms,
-                iteration.forward_waited_ms,
-                iteration.backward_waited_ms,
-                iteration.cpu_ms,
-                iteration.forward_cpu_ms,
-                iteration.backward_cpu_ms,
-            )
+            (number, *(getattr(iteration, name) for name in names))
             for number, iteration in enumerate(run.iterations)
         ),
     )
@@ -383,8 +374,4 @@ def write_cluster_summary(
                 marks = ", ".join("?" * len(schema.tables[name].columns))
                 db.executemany(f"INSERT INTO {quoted(name)} VALUES ({marks})", rows)
             fill_run(db, facts, anomalies)
-        verdict = db.execute("PRAGMA quick_check(1)").fetchone()[0]
-        if verdict != "ok":
-            raise StoreError(
-                f"{path} is damaged after writing: {verdict}", slug="damaged-after-writing"
-            )
+        _verify(db, path)

@@ -4,6 +4,7 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from unified_prof.sqlite.pages import format as layout
@@ -65,4 +66,4 @@ def test_invalid_header_is_rejected(tmp_path: Path, damage: slice) -> None:
     ],
 )
 def test_local_part_of_long_records(record_bytes: int, local_bytes: int) -> None:
-    assert layout.local_payload(4096, record_bytes) == local_bytes
+    assert layout.local_payload(4096, np.array([record_bytes])) == [local_bytes]

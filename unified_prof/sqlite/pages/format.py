@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from io import FileIO
 
 
+Bytes = NDArray[np.uint8]
+Int64s = NDArray[np.int64]
+
 MAGIC = b"SQLite format 3\0"
 # Size of the file header at the start of the first page; the page header follows.
 HEADER_BYTES = 100
@@ -111,22 +114,17 @@ def most_local(usable: int) -> int:
     return usable - 35
 
 
-def local_payload(usable: int, payload: int) -> int:
-    """Return the number of bytes of a record in its cell in a table leaf.
+def local_payload(usable: int, payload: Int64s) -> Int64s:
+    """Return the number of bytes of each record in its cell in a table leaf.
 
     The rest is in overflow pages of `usable` - CHILD_BYTES bytes each; the number of the first one
     follows the local bytes.
     """
     most = most_local(usable)
-    if payload <= most:
-        return payload
     least = (usable - 12) * 32 // 255 - 23
     found = least + (payload - least) % (usable - CHILD_BYTES)
-    return found if found <= most else least
+    return np.where(payload <= most, payload, np.where(found <= most, found, least))
 
-
-Bytes = NDArray[np.uint8]
-Int64s = NDArray[np.int64]
 
 SLACK = 8  # Zeros after the pages of `Pages.read`, so that eight bytes can be read at any position.
 

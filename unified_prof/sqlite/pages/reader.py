@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from unified_prof.arrays.grouping import Frame
 from unified_prof.sqlite.pages.format import (
     CHILD_BYTES,
     INTERIOR_HEADER_BYTES,
@@ -25,6 +26,8 @@ from unified_prof.sqlite.pages.format import (
     Irregular,
     OutsidePage,
     Pages,
+    local_payload,
+    most_local,
     read_varints,
 )
 from unified_prof.sqlite.statements import quoted, row_id_name
@@ -108,7 +111,7 @@ _MIN_ID, _MAX_ID = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, slots=True)
-class Leaves:
+class Leaves(Frame):
     """Leaf pages, with the bounds of their row ids from the interior pages."""
 
     numbers: Int64s
@@ -126,25 +129,18 @@ def leaves(pages: Pages, root: int, *, at_a_time: int) -> Iterator[Leaves]:
     count = 0
     for some in _below(pages, root, _MIN_ID, _MAX_ID, depth):
         waiting.append(some)
-        count += len(some.numbers)
+        count += len(some)
         if count < at_a_time:
             continue
-        found = _concatenated(waiting)
+        found = Leaves.concatenate(waiting)
         whole = count - count % at_a_time
         for begin in range(0, whole, at_a_time):
             part = slice(begin, begin + at_a_time)
-            yield Leaves(found.numbers[part], found.upper[part])
-        waiting = [Leaves(found.numbers[whole:], found.upper[whole:])]
+            yield found.take(part)
+        waiting = [found.take(slice(whole, None))]
         count -= whole
     if count:
-        yield _concatenated(waiting)
-
-
-def _concatenated(parts: list[Leaves]) -> Leaves:
-    return Leaves(
-        np.concatenate([part.numbers for part in parts]),
-        np.concatenate([part.upper for part in parts]),
-    )
+        yield Leaves.concatenate(waiting)
 
 
 def _depth(pages: Pages, number: int) -> int:
@@ -249,8 +245,8 @@ def rows_of(pages: Pages, leaves: Leaves, after: int | None) -> Rows:
         raise Irregular
     end = begin + sizes
     end_here = end
-    if int(sizes.max()) > usable - 35:
-        end_here = begin + _local(sizes, usable)
+    if int(sizes.max()) > most_local(usable):
+        end_here = begin + local_payload(usable, sizes)
     page += usable
     if (end_here > page).any():
         raise OutsidePage
@@ -259,11 +255,3 @@ def rows_of(pages: Pages, leaves: Leaves, after: int | None) -> Rows:
     if after is not None and int(ids[0]) <= after:
         raise Irregular
     return Rows(data, ids, begin, end, end_here)
-
-
-def _local(sizes: Int64s, usable: int) -> Int64s:
-    """Return `format.local_payload` of each record size."""
-    most = usable - 35
-    least = (usable - 12) * 32 // 255 - 23
-    part = least + (sizes - least) % (usable - 4)
-    return np.where(sizes <= most, sizes, np.where(part <= most, part, least))

@@ -349,9 +349,9 @@ class TableTree:
         ends = np.cumsum(sizes)
         pieces = []
         done = 0
-        for row in np.flatnonzero(payloads > self._usable - 35).tolist():
-            payload, end = int(payloads[row]), int(ends[row])
-            kept = layout.local_payload(self._usable, payload)
+        local = layout.local_payload(self._usable, payloads)
+        for row in np.flatnonzero(local < payloads).tolist():
+            payload, end, kept = int(payloads[row]), int(ends[row]), int(local[row])
             cut = end - payload + kept
             first = self._overflow(file, cells.flat[cut:end])
             pieces += [
