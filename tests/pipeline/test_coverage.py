@@ -14,8 +14,7 @@ import pytest
 
 from tests.prof_generator import Recipe, generate
 from tests.sql import execute
-from unified_prof.base.columns import CoveredPart
-from unified_prof.base.coverage import coverage_text
+from unified_prof.base.columns import CoveredPart, coverage_text
 from unified_prof.migrate.check import check
 from unified_prof.pipeline.convert import convert
 

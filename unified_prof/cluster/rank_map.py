@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from unified_prof.arrays import intervals
 from unified_prof.arrays.grouping import Ints
 from unified_prof.arrays.intervals import IntervalSet
-from unified_prof.base.coverage import coverage_text
+from unified_prof.base.columns import coverage_text
 from unified_prof.cluster import rank_communication as columns_of
 from unified_prof.cluster import rank_partial as partials
 from unified_prof.cluster.rank_communication import CoveredTime, RankCommunication, RankDatabase

@@ -9,9 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from unified_prof.base import coverage
-from unified_prof.base.columns import NO_TEXT, OLD_NO_DOMAIN, CoveredPart
-from unified_prof.base.coverage import coverage_text
+from unified_prof.base.columns import (
+    COVERAGE_TABLE,
+    NO_TEXT,
+    OLD_NO_DOMAIN,
+    CoveredPart,
+    coverage_text,
+)
 from unified_prof.schema import catalogue
 from unified_prof.schema.catalogue import SchemaSpec, TableSpec
 from unified_prof.schema.msprof import Reference, references
@@ -379,9 +383,9 @@ def _contents(db: sqlite3.Connection, detection: Detection) -> Iterator[Finding]
     if facts.has("UPROF_ANOMALIES", "name", "count", "detail"):
         for name, count, detail in db.execute("SELECT name, count, detail FROM UPROF_ANOMALIES"):
             yield note("anomaly", f"{name}: {detail}", count)
-    if facts.has(coverage.TABLE, *CoveredPart._fields):
+    if facts.has(COVERAGE_TABLE, *CoveredPart._fields):
         columns = ", ".join(CoveredPart._fields)
-        parts = map(CoveredPart._make, db.execute(f"SELECT {columns} FROM {coverage.TABLE}"))
+        parts = map(CoveredPart._make, db.execute(f"SELECT {columns} FROM {COVERAGE_TABLE}"))
         for part in parts:
             if part.total != sum(part[-3:]):
                 yield problem("coverage", f"parts of {part.kind} do not add up to {part.total}")

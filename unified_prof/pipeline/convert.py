@@ -15,9 +15,17 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from unified_prof.base import coverage
-from unified_prof.base.columns import Column, CoveredPart, Ledger, Sink, Strings
-from unified_prof.base.coverage import anomaly_fields, anomaly_lines, coverage_text
+from unified_prof.base.columns import (
+    COVERAGE_TABLE,
+    Column,
+    CoveredPart,
+    Ledger,
+    Sink,
+    Strings,
+    anomaly_fields,
+    anomaly_lines,
+    coverage_text,
+)
 from unified_prof.errors import OutputError, RawFormatError, UprofError
 from unified_prof.pipeline import analysis_db, discovery, outputs
 from unified_prof.pipeline.discovery import ASCEND_PT, PLAIN, FoundRecording, ReportPlace
@@ -46,7 +54,7 @@ class CountingSink(Sink):
     def write(self, table: str, columns: Mapping[str, Column]) -> int:
         """Count and write a batch; see `columns.Sink.write`."""
         count = self._sink.write(table, columns)
-        if table == coverage.TABLE:
+        if table == COVERAGE_TABLE:
             rows = zip(*(columns[name] for name in CoveredPart._fields), strict=True)
             self.coverage += [CoveredPart(*row) for row in rows]
         elif count:

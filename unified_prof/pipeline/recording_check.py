@@ -25,8 +25,10 @@ from unified_prof.base.columns import (
     NOT_AVAILABLE,
     TYPE_INVALID,
     TYPE_NOT_AVAILABLE,
+    anomaly_fields,
+    anomaly_lines,
+    coverage_text,
 )
-from unified_prof.base.coverage import anomaly_fields, anomaly_lines, coverage_text
 from unified_prof.errors import UsageError
 from unified_prof.migrate.check import Finding
 from unified_prof.migrate.check import check as check_database

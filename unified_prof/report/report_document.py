@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
 
-from unified_prof.base.coverage import coverage_text
+from unified_prof.base.columns import coverage_text
 from unified_prof.base.text import EXPECTED_ANOMALIES, part_lines
 from unified_prof.errors import UprofError
 from unified_prof.explain.api import open_files

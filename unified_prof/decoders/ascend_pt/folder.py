@@ -26,8 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import Bools, Ints
-from unified_prof.base.columns import Sink
-from unified_prof.base.coverage import Coverage
+from unified_prof.base.columns import Coverage, Sink
 from unified_prof.decoders.prof import directory
 from unified_prof.decoders.prof.directory import Control, ProfDirectory
 from unified_prof.errors import RawFormatError

@@ -15,8 +15,14 @@ from typing import Literal, TypeVar
 import numpy as np
 
 from unified_prof.arrays.grouping import Ints, Runs, last_not_after
-from unified_prof.base import coverage
-from unified_prof.base.columns import FIRST_MARK_CONNECTION, Column, Sink, Stage, Strings
+from unified_prof.base.columns import (
+    COVERAGE_TABLE,
+    FIRST_MARK_CONNECTION,
+    Column,
+    Sink,
+    Stage,
+    Strings,
+)
 from unified_prof.decoders.ascend_pt import folder as files
 from unified_prof.decoders.ascend_pt import queue as links
 from unified_prof.decoders.ascend_pt.folder import (
@@ -362,7 +368,7 @@ class RecordingSink(Sink):
                 self._marks.append({name: values[chosen] for name, values in rows.items()})
         elif table == "NPU_OP_MEM":
             self._allocations.append(_rows(columns, _ALLOCATIONS))
-        elif table == coverage.TABLE:
+        elif table == COVERAGE_TABLE:
             self.covered.update(columns["kind"])  # type: ignore[arg-type]
         return self._sink.write(table, columns)
 

@@ -15,8 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from unified_prof.base.columns import NO_TEXT, Sink, Stage
-from unified_prof.base.coverage import Coverage
+from unified_prof.base.columns import NO_TEXT, Coverage, Sink, Stage
 from unified_prof.decoders.ascend_pt.folder import AscendFolder
 from unified_prof.decoders.ascend_text import events as files
 from unified_prof.decoders.ascend_text import host as lanes

@@ -18,8 +18,7 @@ import msgspec
 import numpy as np
 
 from unified_prof.arrays.grouping import Bools, Ints
-from unified_prof.base.columns import MISSING, NOT_AVAILABLE, Sink, ints
-from unified_prof.base.coverage import Coverage
+from unified_prof.base.columns import MISSING, NOT_AVAILABLE, Coverage, Sink, ints
 from unified_prof.decoders.gpu import rows as r
 from unified_prof.decoders.gpu.pools import (
     ANNOTATION_PREFIX,

@@ -28,8 +28,7 @@ from typing import IO, Any
 import numpy as np
 
 from unified_prof.arrays.grouping import Ints
-from unified_prof.base.columns import MISSING, Column, Ledger, Sink, ints
-from unified_prof.base.coverage import Coverage
+from unified_prof.base.columns import MISSING, Column, Coverage, Ledger, Sink, ints
 from unified_prof.base.redaction import MASK, is_secret_name, redact, redact_arguments
 from unified_prof.decoders import compression
 from unified_prof.decoders.gpu import host_tables, task_tables

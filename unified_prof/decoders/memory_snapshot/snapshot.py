@@ -17,8 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from unified_prof.base.columns import NOT_AVAILABLE, Sink
-from unified_prof.base.coverage import Coverage
+from unified_prof.base.columns import NOT_AVAILABLE, Coverage, Sink
 from unified_prof.base.text import NS_PER_US
 from unified_prof.decoders.gpu import host_tables
 from unified_prof.decoders.gpu.rows import DEVICE_COMPONENT, CallChains

@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 
 from unified_prof.arrays.grouping import NOWHERE, Bools, Ints, distinct, find, mapped
-from unified_prof.base.columns import MISSING, Cells, Sink, Tables
-from unified_prof.base.coverage import CountedTables, Coverage
+from unified_prof.base.columns import MISSING, Cells, CountedTables, Coverage, Sink, Tables
 from unified_prof.decoders.gpu import host_tables
 from unified_prof.decoders.gpu import rows as r
 from unified_prof.decoders.gpu import task_tables as gpu_tables

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from unified_prof.base.columns import Sink
-from unified_prof.base.coverage import Coverage
+from unified_prof.base.columns import Coverage, Sink
 from unified_prof.decoders.prof.directory import (
     CONTROL_FILES,
     DeviceDirectory,
