@@ -23,9 +23,6 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.base.text import EXPECTED_ANOMALIES
-from unified_prof.errors import UprofError
-
 # Column of a batch: an array, a sequence (None is NULL), or one value for all rows.
 Column = NDArray[Any] | Sequence[Any] | int | float | str | None
 
@@ -281,6 +278,8 @@ class CoveredPart(NamedTuple):
     """Data of a kind that no decoder reads."""
 
 
+# Anomalies of data without a place in the chosen schema revision: stored, but no warning.
+EXPECTED_ANOMALIES = frozenset({"table_not_in_schema", "column_not_in_schema"})
 COVERAGE_TABLE = "UPROF_COVERAGE"
 _MAX_NAMED = 3  # Kinds that a sentence names, the largest first.
 
@@ -340,70 +339,6 @@ def coverage_text(parts: Sequence[CoveredPart]) -> str:
         more = f" and {len(found) - _MAX_NAMED} more kinds" if found[_MAX_NAMED:] else ""
         text += f"; {label}: {named}{more}" if found else ""
     return text
-
-
-class CountedTables(Tables):
-    """Tables of another tool, with the number of rows that were read from each."""
-
-    def __init__(self, tables: Tables) -> None:
-        self._tables = tables
-        self._read: dict[str, dict[Any, int]] = {}
-
-    @property
-    def names(self) -> Sequence[str]:
-        """Names of the tables."""
-        return self._tables.names
-
-    @property
-    def unreadable(self) -> Mapping[str, int]:
-        """Number of values with the wrong type so far, by `TABLE.column`."""
-        return self._tables.unreadable
-
-    def columns(self, table: str) -> Any:
-        """Return the column names of `table`; empty if it does not exist."""
-        return self._tables.columns(table)
-
-    def count(self, table: str) -> int:
-        """Return the number of rows of `table`."""
-        return self._tables.count(table)
-
-    def slices(
-        self, table: str, numbers: Mapping[str, int], *, only: Any = None, **columns: Any
-    ) -> Iterator[Cells]:
-        """Yield the rows of `table`; see `Tables.slices`."""
-        chosen = None if only is None else (only[0], only[1] and frozenset(only[1]))
-        names = (*numbers, *columns.get("reals", ()), *columns.get("texts", ()))
-        read, rows = self._read.setdefault(table, {}), 0
-        read.setdefault(chosen, 0)
-        for cells in self._tables.slices(table, numbers, only=only, **columns):
-            rows += len(cells[names[0]]) if names else 0
-            read[chosen] = max(read[chosen], rows)
-            yield cells
-
-    def write_coverage(
-        self, coverage: Coverage, sink: Sink, is_descriptive: Iterable[str] = ()
-    ) -> None:
-        """Add the rows of all tables, and count tables with rows that were not read."""
-        unread = []
-        for table in self.names:
-            try:
-                total = self.count(table)
-            except UprofError as err:
-                sink.anomaly("table_not_counted", 1, str(err))
-                continue
-            read = self._read.get(table, {})
-            if table.startswith(tuple(is_descriptive)):
-                coverage.add(table, "rows", total)
-            elif not read:
-                coverage.add(table, "rows", total, without_table=total)
-                unread += [table] if total else []
-            else:
-                found = read[None] if None in read else sum(read.values())
-                coverage.add(table, "rows", total, skipped=max(0, total - found))
-        if unread:
-            sink.anomaly("table_not_read", len(unread), ", ".join(sorted(unread))[:2000])
-        for place, count in self.unreadable.items():
-            sink.anomaly("unreadable_number", count, place)
 
 
 def anomaly_lines(anomalies: Mapping[str, tuple[int, str]]) -> Iterator[str]:

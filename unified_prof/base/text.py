@@ -24,9 +24,6 @@ _ACTIVE = frozenset({"Cc", "Cf", "Cs", "Co", "Zl", "Zp"})
 # Surrogates for the bytes 0x80 to 0xff of file names that are not UTF-8 (PEP 383).
 _FIRST_RAW_BYTE, _LAST_RAW_BYTE = 0xDC80, 0xDCFF
 
-# Anomalies of data without a place in the chosen schema revision: stored, but no warning.
-EXPECTED_ANOMALIES = frozenset({"table_not_in_schema", "column_not_in_schema"})
-
 
 def source_hash(content: bytes) -> str:
     """Return a hash of a source file, independent of its line ends."""

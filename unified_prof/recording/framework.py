@@ -26,7 +26,6 @@ from unified_prof.arrays.packed import Packed, PackedLookup, Packing, Values, re
 from unified_prof.base.columns import API_OPERATION, API_PYTHON
 from unified_prof.recording import host_calls as host_ranges
 from unified_prof.recording.host_calls import UNCONNECTED, HostCalls
-from unified_prof.recording.operators import RecordedInputs
 from unified_prof.recording.python_frames import (
     ENGINE_PREFIX,
     MODULE_PREFIX,
@@ -35,6 +34,7 @@ from unified_prof.recording.python_frames import (
     ForwardOperations,
     Frames,
     RangesById,
+    RecordedInputs,
     chains_through,
     numbered,
     user_frame,

@@ -5,26 +5,16 @@ Shapes and types are string ids. The module also reads device properties.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import MISSING, Ints, find
-from unified_prof.arrays.nesting import NONE
-from unified_prof.arrays.packed import Packed, Packing
-from unified_prof.base.columns import NOT_AVAILABLE
 from unified_prof.recording import collectives
-from unified_prof.recording.python_frames import numbered as numbered_ranges
-from unified_prof.recording.python_frames import values_at
+from unified_prof.recording.framework import Framework
 from unified_prof.recording.source import Source, Strings
-
-if TYPE_CHECKING:
-    from unified_prof.recording.framework import Framework
 
 _PLACE = ("start", "thread", "name")
 # Rows per batch.
@@ -143,69 +133,6 @@ def _dense(values: NDArray[np.integer]) -> tuple[Ints, int]:
         return ranks[shifted], int(ranks[-1]) + 1
     distinct, number = np.unique(values, return_inverse=True)
     return number.astype(np.int64), len(distinct)
-
-
-_TYPES = re.compile(r"[A-Za-z]")
-# Types of arguments without a shape; capitalized in old releases of torch.
-_NO_TENSORS = frozenset(
-    {"", NOT_AVAILABLE, *"None Scalar ScalarList Int Bool Double String GenericList".split()}
-)
-
-
-def _input_text(shapes: str | None, types: str | None) -> str:
-    """Return recorded shapes and types of tensors as one text, `float[64,128], long int[7]`."""
-    shapes, types = shapes or "", types or ""
-    if _TYPES.search(shapes) and not _TYPES.search(types):
-        shapes, types = types, shapes
-    shape = [one.strip() for one in shapes.strip('"').split(";")]
-    kind = [one.strip() for one in types.strip('"').split(";")]
-    kind += [""] * (len(shape) - len(kind))
-    return ", ".join(
-        f"{what.removeprefix('c10::')}[{size}]"
-        for size, what in zip(shape, kind, strict=False)
-        if size or what not in _NO_TENSORS
-    )
-
-
-_HALF = 1 << 32
-
-
-class RecordedInputs:
-    """Inputs of host ranges as text; `row` is the row in PYTORCH_API of each range, or -1."""
-
-    def __init__(self, source: Source, strings: Strings, row: Packed) -> None:
-        self._source, self._strings, self._row = source, strings, row
-
-    def __call__(self, ranges: NDArray[np.integer]) -> tuple[list[str], NDArray[np.int32]]:
-        """Return the distinct inputs, as `float[64,128], long int[7]`, and each range's index.
-
-        The text is empty if no shape was recorded. Some releases of torch_npu swapped shapes and
-        types; the text has them in the right order.
-        """
-
-        def key(ranges: NDArray[np.integer]) -> Ints:
-            rows = values_at(self._row, ranges)
-            shape, kind = (values_at(column, rows) for column in self._ids)
-            # Each id fits into half of a 64-bit number.
-            return (shape.astype(np.int64) + 1) * _HALF + kind + 1
-
-        pairs, number = numbered_ranges(ranges, key)
-        texts: dict[str, int] = {}
-        numbers = []
-        for pair in pairs.tolist():
-            shape, kind = self._strings.texts((pair // _HALF - 1, pair % _HALF - 1))
-            numbers.append(texts.setdefault(_input_text(shape, kind), len(texts)))
-        return list(texts), np.array(numbers, np.int32)[number]
-
-    @cached_property
-    def _ids(self) -> tuple[Packed, Packed]:
-        """String ids of the shapes and types of each row."""
-        shapes, types = Packing(hole=NONE), Packing(hole=NONE)
-        columns = {"shapes": "coalesce(inputShapes, -1)", "types": "coalesce(inputDtypes, -1)"}
-        for batch in self._source.batches("PYTORCH_API", columns):
-            shapes.add(batch["shapes"])
-            types.add(batch["types"])
-        return shapes.done(), types.done()
 
 
 TENSORS = {

@@ -1,4 +1,4 @@
-"""Source frames, modules and creating forward operations of host ranges.
+"""Source frames, modules, inputs and creating forward operations of host ranges.
 
 Frames and modules come from call chains or enclosing Python ranges. Only frames in the user's files
 count. Files of installed packages and of the standard library are recognized by their directories,
@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import MISSING, Bools, Ints, Lookup, Runs, find
 from unified_prof.arrays.nesting import NONE, WINDOW, Distances, Nest, Window
-from unified_prof.arrays.packed import Packed, Values
-from unified_prof.base.columns import API_PYTHON
+from unified_prof.arrays.packed import Packed, Packing, Values
+from unified_prof.base.columns import API_PYTHON, NOT_AVAILABLE
 from unified_prof.recording.source import Source, Strings
 
 MODULE_PREFIX = "nn.Module: "
@@ -318,6 +318,69 @@ def values_at(values: Distances | Packed | Ints, at: NDArray[np.integer]) -> Int
     if not len(values):
         return np.full(len(at), NONE, np.int64)
     return np.where(at == NONE, NONE, values[np.maximum(at, 0)])
+
+
+_TYPES = re.compile(r"[A-Za-z]")
+# Types of arguments without a shape; capitalized in old releases of torch.
+_NO_TENSORS = frozenset(
+    {"", NOT_AVAILABLE, *"None Scalar ScalarList Int Bool Double String GenericList".split()}
+)
+
+
+def _input_text(shapes: str | None, types: str | None) -> str:
+    """Return recorded shapes and types of tensors as one text, `float[64,128], long int[7]`."""
+    shapes, types = shapes or "", types or ""
+    if _TYPES.search(shapes) and not _TYPES.search(types):
+        shapes, types = types, shapes
+    shape = [one.strip() for one in shapes.strip('"').split(";")]
+    kind = [one.strip() for one in types.strip('"').split(";")]
+    kind += [""] * (len(shape) - len(kind))
+    return ", ".join(
+        f"{what.removeprefix('c10::')}[{size}]"
+        for size, what in zip(shape, kind, strict=False)
+        if size or what not in _NO_TENSORS
+    )
+
+
+_HALF = 1 << 32
+
+
+class RecordedInputs:
+    """Inputs of host ranges as text; `row` is the row in PYTORCH_API of each range, or -1."""
+
+    def __init__(self, source: Source, strings: Strings, row: Packed) -> None:
+        self._source, self._strings, self._row = source, strings, row
+
+    def __call__(self, ranges: NDArray[np.integer]) -> tuple[list[str], NDArray[np.int32]]:
+        """Return the distinct inputs, as `float[64,128], long int[7]`, and each range's index.
+
+        The text is empty if no shape was recorded. Some releases of torch_npu swapped shapes and
+        types; the text has them in the right order.
+        """
+
+        def key(ranges: NDArray[np.integer]) -> Ints:
+            rows = values_at(self._row, ranges)
+            shape, kind = (values_at(column, rows) for column in self._ids)
+            # Each id fits into half of a 64-bit number.
+            return (shape.astype(np.int64) + 1) * _HALF + kind + 1
+
+        pairs, number = numbered(ranges, key)
+        texts: dict[str, int] = {}
+        numbers = []
+        for pair in pairs.tolist():
+            shape, kind = self._strings.texts((pair // _HALF - 1, pair % _HALF - 1))
+            numbers.append(texts.setdefault(_input_text(shape, kind), len(texts)))
+        return list(texts), np.array(numbers, np.int32)[number]
+
+    @cached_property
+    def _ids(self) -> tuple[Packed, Packed]:
+        """String ids of the shapes and types of each row."""
+        shapes, types = Packing(hole=NONE), Packing(hole=NONE)
+        columns = {"shapes": "coalesce(inputShapes, -1)", "types": "coalesce(inputDtypes, -1)"}
+        for batch in self._source.batches("PYTORCH_API", columns):
+            shapes.add(batch["shapes"])
+            types.add(batch["types"])
+        return shapes.done(), types.done()
 
 
 ENGINE_PREFIX = "autograd::engine::evaluate_function: "

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
 
-from unified_prof.base.columns import coverage_text
-from unified_prof.base.text import EXPECTED_ANOMALIES, part_lines
+from unified_prof.base.columns import EXPECTED_ANOMALIES, coverage_text
+from unified_prof.base.text import part_lines
 from unified_prof.errors import UprofError
 from unified_prof.explain.api import open_files
 from unified_prof.recording.breakdown_kinds import KINDS

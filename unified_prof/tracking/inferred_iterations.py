@@ -13,11 +13,13 @@ import weakref
 from collections.abc import Callable
 from threading import get_ident
 from types import CodeType, FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from unified_prof.tracking.activations import optimizers
-from unified_prof.tracking.interception import Interception
 from unified_prof.tracking.torch_names import Patches
+
+if TYPE_CHECKING:
+    from unified_prof.tracking.interception import Interception
 
 BACKWARD_PASSES = "backward passes"
 MODULE_CALLS = "calls of the outermost module"

@@ -15,12 +15,14 @@ import weakref
 from collections.abc import Callable
 from threading import get_ident
 from types import CodeType, FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from unified_prof.tracking.inferred_iterations import InferredLoop
-from unified_prof.tracking.interception import Interception
 from unified_prof.tracking.session import Session
 from unified_prof.tracking.torch_names import Patches
+
+if TYPE_CHECKING:
+    from unified_prof.tracking.interception import Interception
 
 # Number of new optimizers beside which an older one has stepped when it takes the lead for good.
 _NEW_BESIDE = 3

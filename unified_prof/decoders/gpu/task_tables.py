@@ -1,10 +1,11 @@
-"""Joins the rows of a GPU recording, and writes the tables of host and devices."""
+"""Joins the rows of a GPU recording, writes the tables of host and devices, counts rows read."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +21,11 @@ from unified_prof.base.columns import (
     NOT_AVAILABLE,
     TYPE_INVALID,
     TYPE_NOT_AVAILABLE,
+    Cells,
     Column,
+    Coverage,
+    Sink,
+    Tables,
     null_if_missing,
 )
 from unified_prof.base.text import NS_PER_S
@@ -37,6 +42,7 @@ from unified_prof.decoders.gpu.pools import (
 )
 from unified_prof.decoders.gpu.rows import Parts
 from unified_prof.decoders.spool import Rows, Spool, selected, windows
+from unified_prof.errors import UprofError
 
 # TASK.taskType by kind of GPU task; readers of the format find copies by this name.
 TASK_TYPES = {
@@ -350,3 +356,67 @@ def write(
             TaskTables(parts, has_column, data_types or {}).write(tasks)
     host_tables.write_extra_tables(parts)
     return correlator.joined
+
+
+class CountedTables(Tables):
+    """Tables of another tool, with the number of rows that were read from each."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+        self._read: dict[str, dict[Any, int]] = {}
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Names of the tables."""
+        return self._tables.names
+
+    @property
+    def unreadable(self) -> Mapping[str, int]:
+        """Number of values with the wrong type so far, by `TABLE.column`."""
+        return self._tables.unreadable
+
+    def columns(self, table: str) -> Any:
+        """Return the column names of `table`; empty if it does not exist."""
+        return self._tables.columns(table)
+
+    def count(self, table: str) -> int:
+        """Return the number of rows of `table`."""
+        return self._tables.count(table)
+
+    def slices(
+        self, table: str, numbers: Mapping[str, int], *, only: Any = None, **columns: Any
+    ) -> Iterator[Cells]:
+        """Yield the rows of `table`; see `Tables.slices`."""
+        chosen = None if only is None else (only[0], only[1] and frozenset(only[1]))
+        names = (*numbers, *columns.get("reals", ()), *columns.get("texts", ()))
+        read, rows = self._read.setdefault(table, {}), 0
+        read.setdefault(chosen, 0)
+        for cells in self._tables.slices(table, numbers, only=only, **columns):
+            rows += len(cells[names[0]]) if names else 0
+            read[chosen] = max(read[chosen], rows)
+            yield cells
+
+    def write_coverage(
+        self, coverage: Coverage, sink: Sink, is_descriptive: Iterable[str] = ()
+    ) -> None:
+        """Add the rows of all tables, and count tables with rows that were not read."""
+        unread = []
+        for table in self.names:
+            try:
+                total = self.count(table)
+            except UprofError as err:
+                sink.anomaly("table_not_counted", 1, str(err))
+                continue
+            read = self._read.get(table, {})
+            if table.startswith(tuple(is_descriptive)):
+                coverage.add(table, "rows", total)
+            elif not read:
+                coverage.add(table, "rows", total, without_table=total)
+                unread += [table] if total else []
+            else:
+                found = read[None] if None in read else sum(read.values())
+                coverage.add(table, "rows", total, skipped=max(0, total - found))
+        if unread:
+            sink.anomaly("table_not_read", len(unread), ", ".join(sorted(unread))[:2000])
+        for place, count in self.unreadable.items():
+            sink.anomaly("unreadable_number", count, place)

@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 
 from unified_prof.arrays.grouping import NOWHERE, Bools, Ints, distinct, find, mapped
-from unified_prof.base.columns import MISSING, Cells, CountedTables, Coverage, Sink, Tables
+from unified_prof.base.columns import MISSING, Cells, Coverage, Sink, Tables
 from unified_prof.decoders.gpu import host_tables
 from unified_prof.decoders.gpu import rows as r
 from unified_prof.decoders.gpu import task_tables as gpu_tables
 from unified_prof.decoders.gpu.rows import GpuRecording, Parts
-from unified_prof.decoders.gpu.task_tables import HasColumn
+from unified_prof.decoders.gpu.task_tables import CountedTables, HasColumn
 from unified_prof.decoders.nsys import other_events, ranges
 from unified_prof.decoders.nsys.columns import NO_ID, NO_TIME, Fields, Texts
 from unified_prof.decoders.nsys.ranges import NcclCalls, Payloads

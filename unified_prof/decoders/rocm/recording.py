@@ -19,7 +19,6 @@ from unified_prof.base.columns import (
     MISSING,
     NOT_AVAILABLE,
     Cells,
-    CountedTables,
     Coverage,
     Sink,
     Tables,
@@ -29,7 +28,7 @@ from unified_prof.decoders.gpu import rows as r
 from unified_prof.decoders.gpu import task_tables as gpu_tables
 from unified_prof.decoders.gpu.host_tables import RANGE_EVENT, write_annotations
 from unified_prof.decoders.gpu.rows import INTERVAL, GpuRecording, Parts, as_operation
-from unified_prof.decoders.gpu.task_tables import HasColumn
+from unified_prof.decoders.gpu.task_tables import CountedTables, HasColumn
 from unified_prof.decoders.rocm.json_tables import PREFIX, SessionTables, sessions_of
 from unified_prof.decoders.spool import Rows
 from unified_prof.errors import RawFormatError
