@@ -66,26 +66,6 @@ class Place:
     line: str | None
     kind: str = "operation"
 
-    @property
-    def keys(self) -> tuple[tuple[str, ...] | None, ...]:
-        """Keys for alignment, most specific first; None for a key that does not apply.
-
-        Line numbers shift with every edit above them, so the file is a less specific key. The name
-        alone is enough for an operation between two aligned pairs, but not for a weight (most are
-        called `weight`) or for the time between operations.
-        """
-        kind, name, module, line = self.kind, self.name, self.module, self.line
-        file = line.rpartition(":")[0] if line is not None else None
-        operation = kind not in _NOT_OPERATIONS
-        return (
-            (kind, name, module or "", line or "")
-            if operation or module is not None or line is not None
-            else None,
-            (kind, name, module) if module is not None else None,
-            (kind, name, file) if file is not None and (operation or module is None) else None,
-            (kind, name) if operation else None,
-        )
-
 
 def pair(base: Sequence[Place], new: Sequence[Place]) -> Pairs:
     """Return the indexes of equal places in both sides, aligned by their keys."""
@@ -94,7 +74,12 @@ def pair(base: Sequence[Place], new: Sequence[Place]) -> Pairs:
 
 
 def _numbered_keys(places: Sequence[Place]) -> list[Ints]:
-    """Return `Place.keys` as numbers, one array per level, to save memory."""
+    """Return the keys for alignment as numbers, most specific first; NO_KEY if one does not apply.
+
+    Line numbers shift with every edit above them, so the file is a less specific key. The name
+    alone is enough for an operation between two aligned pairs, but not for a weight (most are
+    called `weight`) or for the time between operations.
+    """
     kind = _numbers([place.kind for place in places])
     name = _numbers([place.name for place in places])
     module = _numbers([place.module for place in places])
@@ -134,6 +119,17 @@ def _pair_numbers(a: Ints, b: Ints) -> Ints:
     return result
 
 
+def group_sums(matrix: Floats, group: Ints, count: int) -> Floats:
+    """Return the sum of the rows of each group per column; NaN if no row has a value."""
+    known = ~np.isnan(matrix)
+    summed = np.zeros((count, matrix.shape[1]))
+    np.add.at(summed, group, np.where(known, matrix, 0.0))
+    measured = np.zeros(summed.shape, bool)
+    np.logical_or.at(measured, group, known)
+    summed[~measured] = np.nan
+    return summed
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Operations:
     """Operations in program order, with a time for each sample.
@@ -168,12 +164,7 @@ class Operations:
         number = np.array([first.setdefault(place, len(first)) for place in self.places], np.int64)
 
         def sums(matrix: Floats) -> Floats:
-            known = ~np.isnan(matrix)
-            result = np.zeros((len(first), matrix.shape[1]))
-            np.add.at(result, number, np.where(known, matrix, 0.0))
-            measured = np.zeros(result.shape, bool)
-            np.logical_or.at(measured, number, known)
-            return np.where(measured, result, np.nan)
+            return group_sums(matrix, number, len(first))
 
         regions = dict(zip(reversed(self.places), reversed(self.regions), strict=False))
         named = tuple(regions[place] for place in first) if regions else ()

@@ -225,16 +225,6 @@ class Allowed:
         return self.base.uncertain or self.new.uncertain
 
 
-def allowed(base: Side, new: Side, texts: Labels) -> Mapping[str, Allowed]:
-    """Return the limiting peaks by class, for classes whose peaks are known on both sides."""
-    result = {}
-    for name in CLASSES:
-        before, after = (_limit(side, name, texts) for side in (base, new))
-        if before is not None and after is not None:
-            result[name] = Allowed(before, after)
-    return result
-
-
 def _limit(side: Side, name: str, texts: Labels) -> Peak | None:
     device = side.limits
     if device is None or name in _NOTHING_LIMITS:
@@ -293,33 +283,24 @@ class Tables:
         return self.base.leaves.columns[name], self.new.leaves.columns[name]
 
     def allowed(self) -> Mapping[str, Allowed]:
-        """Return the limiting peaks of each class on both devices."""
-        return allowed(self.base, self.new, self._texts)
+        """Return the limiting peaks by class, for classes whose peaks are known on both sides."""
+        result = {}
+        for name in CLASSES:
+            before, after = (_limit(side, name, self._texts) for side in (self.base, self.new))
+            if before is not None and after is not None:
+                result[name] = Allowed(before, after)
+        return result
 
-    def classes(self) -> tuple[Line, ...]:
-        """Return one row per class, in the order of CLASSES."""
-        keys, amounts = self._rows(self._column("class"))
+    def by(self, *columns: str, unknown_name: str = "") -> tuple[Line, ...]:
+        """Return one row per combination of columns; the last one has the names of the rows."""
+        keys, amounts = self._rows(*map(self._column, columns))
         lines = [
-            Line(self._text(key), *amount, class_name=self._text(key))
-            for key, amount in zip(keys[0].tolist(), amounts, strict=True)
-        ]
-        return tuple(sorted(lines, key=lambda line: CLASSES.index(line.name)))
-
-    def by(self, column: str, unknown_name: str) -> tuple[Line, ...]:
-        """Return one row per value of a column; `unknown_name` is shown for UNKNOWN."""
-        keys, amounts = self._rows(self._column(column))
-        lines = [
-            Line(unknown_name if key == UNKNOWN else self._text(key), *amount)
-            for key, amount in zip(keys[0].tolist(), amounts, strict=True)
-        ]
-        return self._sorted(lines)
-
-    def kernels(self) -> tuple[Line, ...]:
-        """Return one row per kernel of each class."""
-        keys, amounts = self._rows(self._column("class"), self._column("kernel"))
-        lines = [
-            Line(self._text(kernel), *amount, class_name=self._text(class_number))
-            for (class_number, kernel), amount in zip(keys.T.tolist(), amounts, strict=True)
+            Line(
+                unknown_name if key[-1] == UNKNOWN else self._text(key[-1]),
+                *amount,
+                class_name=self._text(key[0]) if columns[0] == "class" else "",
+            )
+            for key, amount in zip(keys.T.tolist(), amounts, strict=True)
         ]
         return self._sorted(lines)
 
@@ -493,7 +474,7 @@ class DeviceDifference(Displayed):
     @cached_property
     def classes(self) -> tuple[Line, ...]:
         """Device time by task class, in the order of CLASSES."""
-        return self.tables.classes()
+        return tuple(sorted(self.tables.by("class"), key=lambda line: CLASSES.index(line.name)))
 
     @cached_property
     def operations(self) -> tuple[Line, ...]:
@@ -503,17 +484,17 @@ class DeviceDifference(Displayed):
     @cached_property
     def modules(self) -> tuple[Line, ...]:
         """Device time by module."""
-        return self.tables.by("module", "(outside any module)")
+        return self.tables.by("module", unknown_name="(outside any module)")
 
     @cached_property
     def lines(self) -> tuple[Line, ...]:
         """Device time by source line."""
-        return self.tables.by("line", "(no source line)")
+        return self.tables.by("line", unknown_name="(no source line)")
 
     @cached_property
     def kernels(self) -> tuple[Line, ...]:
         """Device time by task class and kernel."""
-        return self.tables.kernels()
+        return self.tables.by("class", "kernel")
 
     def kernels_of(self, operation: Line) -> tuple[Line, ...]:
         """Return the kernels of a row of `operations`."""

@@ -286,7 +286,7 @@ def check_samples(
         return Check(metric, "inconclusive", reason, unit, None)
     found = compare(before, after, model)
     timed = unit in ("ns", "x") and found.conclusive
-    changes = shifts(before, after, model) if timed else None
+    changes = shifts([(before, after)], model) if timed else None
     return check_comparison(metric, found, changes, unit, limits)
 
 

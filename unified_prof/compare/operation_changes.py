@@ -17,7 +17,7 @@ import numpy as np
 from unified_prof.arrays.grouping import Floats, Ints
 from unified_prof.base.text import part_lines
 from unified_prof.compare.alignment import Pairs
-from unified_prof.compare.comparable import Kernels, Operations, Place, Run, Sized, pair
+from unified_prof.compare.comparable import Kernels, Operations, Place, Run, Sized, group_sums, pair
 from unified_prof.compare.confidence import NoiseModel, spread_by_row
 from unified_prof.compare.statistics import MIN_SAMPLES, Comparison, correct_for_many, medians
 
@@ -243,8 +243,8 @@ def median_deltas(
     Samples have shape (groups, samples), the others (groups,), all in nanoseconds.
     """
     count = len(groups.places)
-    before = _group_sums(base.total_ns, groups.base, count)
-    after = _group_sums(new.total_ns, groups.new, count)
+    before = group_sums(base.total_ns[groups.base[0]], groups.base[1], count)
+    after = group_sums(new.total_ns[groups.new[0]], groups.new[1], count)
     base_ns, new_ns = medians(before), medians(after)
     return (before, after), (base_ns, new_ns), np.nan_to_num(new_ns) - np.nan_to_num(base_ns)
 
@@ -329,26 +329,14 @@ def with_types(changes: Sequence[Change], base: Run, new: Run) -> list[Change]:
 _CERTAIN: dict[Status, int] = {"slower": 0, "faster": 0, "new": 0, "gone": 0}
 
 
-def _group_sums(matrix: Floats, rows: tuple[Ints, Ints], count: int) -> Floats:
-    """Return the sum of each group's rows per sample, NaN if no row has a value."""
-    row, group = rows
-    values = matrix[row]
-    known = ~np.isnan(values)
-    summed = np.zeros((count, matrix.shape[1]))
-    np.add.at(summed, group, np.where(known, values, 0.0))
-    measured = np.zeros(summed.shape, bool)
-    np.logical_or.at(measured, group, known)
-    summed[~measured] = np.nan
-    return summed
-
-
 def _delta(base: Floats, new: Floats, groups: Groups) -> Floats:
     """Return the change of the median of each group, NaN if a side has no value."""
     count = len(groups.places)
-    delta: Floats = medians(_group_sums(new, groups.new, count)) - medians(
-        _group_sums(base, groups.base, count)
+    after, before = (
+        medians(group_sums(side[rows], group, count))
+        for side, (rows, group) in ((new, groups.new), (base, groups.base))
     )
-    return delta
+    return after - before
 
 
 def _none_for_nan(values: Floats) -> list[float | None]:

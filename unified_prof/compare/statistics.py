@@ -56,16 +56,31 @@ class Shift:
         return math.log(self.high / self.low)
 
 
-def shifts(base: Sample, new: Sample, model: NoiseModel = UNLEARNED) -> tuple[Shift, Shift]:
+def shifts(
+    pairs: Sequence[tuple[Sample, Sample]], model: NoiseModel = UNLEARNED
+) -> tuple[Shift, Shift] | None:
     """Return the changes of the median and of the minimum, the smaller interval first.
 
     On a dedicated machine, iterations vary around the same time and the median is the better
     estimate. Interference by other programs only adds time, so it affects the minimum less than the
     median.
+
+    The change of several workloads is that of their geometric mean. Their n-th runs are combined to
+    one run, because disturbances of the machine affect all of them, so that their errors are not
+    independent. Runs without a counterpart in the other workloads of their side are left out.
+
+    Args:
+        pairs: (baseline, candidate) of each workload.
+        model: Expected variation between runs.
+
+    Returns:
+        None if a run of several workloads took no time.
     """
-    if model.paired and (paired := _paired_shift([(base, new)], model)) is not None:
+    if model.paired and (paired := _paired_shift(pairs, model)) is not None:
         return paired, paired
-    median, fastest = (_shift(base, new, one, model) for one in STATISTICS)
+    median, fastest = (_shift(pairs, one, model) for one in STATISTICS)
+    if median is None or fastest is None:
+        return None
     return (fastest, median) if fastest.width < median.width else (median, fastest)
 
 
@@ -94,24 +109,20 @@ def _paired_shift(pairs: Sequence[tuple[Sample, Sample]], model: NoiseModel) -> 
     )
 
 
-def _shift(base: Sample, new: Sample, statistic: Statistic, model: NoiseModel) -> Shift:
-    sides = [statistic_by_run(side, statistic) for side in (base, new)]
-    if min(map(min, sides)) <= 0:
-        # The change if a run took no time, so that its logarithm is undefined.
-        before, after = (float(np.mean(side)) for side in sides)
-        low, high = ratio_interval(base.values, new.values, statistic)
-        ratio = after / before if before > 0 else math.inf if after > 0 else 1.0
-        is_certain = low > 1 or high < 1
-        return Shift(statistic, before, after, ratio, low, high, 0.0 if is_certain else 1.0)
-    within = [variance_within_run(run, statistic) for side in (base, new) for run in side.runs]
-    logarithms = [[math.log(value) for value in side] for side in sides]
-    return _shift_of_logarithms(logarithms, sum(within) / len(within), statistic, model)
-
-
-def _shift_of_logarithms(
-    sides: Sequence[Sequence[float]], within: float, statistic: Statistic, model: NoiseModel
-) -> Shift:
-    """Return the change of a statistic, given the logarithm of each run's value."""
+def _shift(
+    pairs: Sequence[tuple[Sample, Sample]], statistic: Statistic, model: NoiseModel
+) -> Shift | None:
+    sides = []
+    for side in zip(*pairs, strict=True):
+        runs = [statistic_by_run(sample, statistic) for sample in side]
+        if min(map(min, runs)) <= 0:
+            return _shift_from_zero(*pairs[0], statistic) if len(pairs) == 1 else None
+        rounds = zip(*runs, strict=False)
+        sides.append([sum(map(math.log, one)) / len(pairs) for one in rounds])
+    within = 0.0
+    for pair in pairs:
+        variances = [variance_within_run(run, statistic) for sample in pair for run in sample.runs]
+        within += sum(variances) / len(variances) / len(pairs) ** 2
     before, after = (sum(side) / len(side) for side in sides)
     result = spread(after - before, sides[0], sides[1], within, model)
     return Shift(
@@ -125,46 +136,13 @@ def _shift_of_logarithms(
     )
 
 
-def geometric_mean_shifts(
-    pairs: Sequence[tuple[Sample, Sample]], model: NoiseModel = UNLEARNED
-) -> tuple[Shift, Shift] | None:
-    """Return the change of the geometric mean of several workloads, as `shifts` does for one.
-
-    The n-th runs of all workloads are combined to one run, because disturbances of the machine
-    affect all of them, so that their errors are not independent. Runs without a counterpart in the
-    other workloads of their side are left out.
-
-    Args:
-        pairs: (baseline, candidate) of each workload.
-        model: Expected variation between runs.
-
-    Returns:
-        The statistic with the smaller interval first; None if a run took no time.
-    """
-    if model.paired and (paired := _paired_shift(pairs, model)) is not None:
-        return paired, paired
-    found = [_shift_together(pairs, one, model) for one in STATISTICS]
-    median, fastest = found
-    if median is None or fastest is None:
-        return None
-    return (fastest, median) if fastest.width < median.width else (median, fastest)
-
-
-def _shift_together(
-    pairs: Sequence[tuple[Sample, Sample]], statistic: Statistic, model: NoiseModel
-) -> Shift | None:
-    sides = []
-    for side in zip(*pairs, strict=True):
-        runs = [statistic_by_run(sample, statistic) for sample in side]
-        if min(map(min, runs)) <= 0:
-            return None
-        rounds = zip(*runs, strict=False)
-        sides.append([sum(map(math.log, one)) / len(pairs) for one in rounds])
-    within = 0.0
-    for pair in pairs:
-        variances = [variance_within_run(run, statistic) for sample in pair for run in sample.runs]
-        within += sum(variances) / len(variances) / len(pairs) ** 2
-    return _shift_of_logarithms(sides, within, statistic, model)
+def _shift_from_zero(base: Sample, new: Sample, statistic: Statistic) -> Shift:
+    """Return the change if a run took no time, so that its logarithm is undefined."""
+    before, after = (float(np.mean(statistic_by_run(side, statistic))) for side in (base, new))
+    low, high = ratio_interval(base.values, new.values, statistic)
+    ratio = after / before if before > 0 else math.inf if after > 0 else 1.0
+    is_certain = low > 1 or high < 1
+    return Shift(statistic, before, after, ratio, low, high, 0.0 if is_certain else 1.0)
 
 
 def medians(matrix: Floats) -> Floats:
@@ -294,8 +272,9 @@ def compare(
     if min(len(a), len(b)) < MIN_SAMPLES:
         ratio = new_median / base_median if base_median > 0 else None
         return Comparison(base_median, new_median, ratio, None, None, None, *counts)
-    decisive, other = shifts(a, b, model)
-    return _compared(base_median, new_median, counts, decisive, other, model)
+    result = shifts([(a, b)], model)
+    assert result is not None  # for one workload
+    return _compared(base_median, new_median, counts, *result, model)
 
 
 def _compared(
@@ -324,7 +303,7 @@ def _compared(
 def compare_geometric_means(
     pairs: Sequence[tuple[Sample, Sample]], model: NoiseModel = UNLEARNED
 ) -> tuple[Comparison, tuple[Shift, Shift] | None]:
-    """Compare the geometric means of several workloads; see `geometric_mean_shifts`.
+    """Compare the geometric means of several workloads; see `shifts`.
 
     Returns:
         The comparison of the geometric means of their medians, and the shifts it is based on: None
@@ -345,7 +324,7 @@ def compare_geometric_means(
     runs = [min(len(sample.lengths) for sample in side) for side in sides]
     counts = (values[0], values[1], runs[0], runs[1])
     enough = min(counts[:2]) >= MIN_SAMPLES
-    result = geometric_mean_shifts(pairs, model) if enough and base > 0 and new > 0 else None
+    result = shifts(pairs, model) if enough and base > 0 and new > 0 else None
     if result is None:
         ratio = new / base if base > 0 else None
         return Comparison(base, new, ratio, None, None, None, *counts), None

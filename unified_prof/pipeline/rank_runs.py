@@ -101,9 +101,9 @@ def open_watched(location: str) -> Iterator[Overview | None]:
     if not any(fnmatch(name, WATCH_FILES) for name in names):
         yield None
         return
+    from unified_prof.cluster.rank_map import partials_of_ranks
     from unified_prof.cluster.rank_partial import PartialSource, UnreadableRecording
     from unified_prof.cluster.summary import summarize_run
-    from unified_prof.cluster.watched_ranks import partials_of_ranks
     from unified_prof.sqlite.watch_file import file_name, read_folder
 
     damaged: dict[int, str] = {}

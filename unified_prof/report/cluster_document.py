@@ -19,8 +19,7 @@ from unified_prof.cluster.step_lanes import select_lanes
 from unified_prof.cluster.stored_run import STEP_PARTS, FindingRecord, GroupRecord, LinkRecord
 from unified_prof.report import names
 from unified_prof.report.formats import ClusterRequest, encode_varints
-from unified_prof.report.html_parts import fill_page
-from unified_prof.report.renderers import csv_text, dump_json
+from unified_prof.report.renderers import csv_text, dump_json, fill_page
 
 
 @dataclass(frozen=True, slots=True)

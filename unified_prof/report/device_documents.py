@@ -24,7 +24,6 @@ from unified_prof.report import names
 from unified_prof.report.document import Column, Document, Figure, columns_of
 from unified_prof.report.finding_lines import finding_summary
 from unified_prof.report.formats import DeviceRequest
-from unified_prof.report.html_parts import fill_page, page_rows
 from unified_prof.report.names import format_duration as duration
 from unified_prof.report.names import neutral
 from unified_prof.report.operation_difference import (
@@ -34,7 +33,7 @@ from unified_prof.report.operation_difference import (
     finite_or_none,
     format_signed,
 )
-from unified_prof.report.renderers import csv_text
+from unified_prof.report.renderers import csv_text, fill_page, page_rows
 
 _LARGE_RATIO: Final = 100  # Ratios from here on are shown without decimals.
 _SMALL_RATIO: Final = 0.01  # Ratios below this are shown as `<0.01`.

@@ -1,7 +1,7 @@
 """Content of a report, comparison or verdict, independent of the output format.
 
 A `Document` is a list of blocks from top to bottom. Each format for people has one renderer for all
-documents: `terminal.render_text`, `renderers.render_markdown` and `html_parts.render_fragment`.
+documents: `terminal.render_text`, `renderers.render_markdown` and `renderers.render_fragment`.
 Formats for programs (JSON, CSV, Parquet) have complete data, as plain dictionaries.
 """
 

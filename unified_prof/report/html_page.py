@@ -31,8 +31,8 @@ from unified_prof.report.figures import (
     readable_answers,
 )
 from unified_prof.report.formats import ReportRequest, encode_varints
-from unified_prof.report.html_parts import fill_page, page_rows
 from unified_prof.report.names import anomaly_name, readable_names, truncate_middle
+from unified_prof.report.renderers import fill_page, page_rows
 
 _SCRIPTS = (
     "base.js",

@@ -18,8 +18,8 @@ from unified_prof.report.document import (
 )
 from unified_prof.report.figures import Figures, select_rows
 from unified_prof.report.formats import DeviceRequest
-from unified_prof.report.html_parts import render_fragment
 from unified_prof.report.operation_difference import add_difference
+from unified_prof.report.renderers import render_fragment
 from unified_prof.report.report_document import report_document
 from unified_prof.report.verdicts import verdict_document
 from unified_prof.sqlite.reader import Report

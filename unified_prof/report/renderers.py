@@ -1,13 +1,26 @@
-"""Renderers of any document as Markdown, and of any data as JSON and CSV."""
+"""Renderers of any document as Markdown and HTML, of any data as JSON and CSV, and of pages.
+
+Pages use no network and execute nothing from the data: styles and scripts of `page/` are inlined,
+data is JSON in a data-only script element, and a content security policy allows our scripts only.
+
+Notebook servers strip scripts, style sheets and links, so fragments use only inline styles, with
+half-transparent colors for light and dark themes. Text is escaped and the size is limited.
+"""
 
 from __future__ import annotations
 
+import base64
 import csv
+import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
+from html import escape
 from io import StringIO
+from pathlib import Path
+from typing import Any
 
 from unified_prof.base.text import guard_formula
 from unified_prof.report import names
@@ -19,6 +32,7 @@ from unified_prof.report.document import (
     Warnings,
     display_columns,
 )
+from unified_prof.version import VERSION
 
 _MAX_NAME_LENGTH = 100  # Names longer than this are shortened in Markdown tables.
 _MARKUP = re.compile(r"([\\`*_{}\[\]()#+!|~^$:@-])")
@@ -159,3 +173,177 @@ def _flatten_row(value: dict[str, object] | list[object] | tuple[object, ...], l
 @cache
 def _encoder(line: str) -> json.JSONEncoder:
     return json.JSONEncoder(allow_nan=False, separators=("," + line, ": "))
+
+
+_MAX_FRAGMENT_ROWS = 25  # Maximum rows of any table in a fragment.
+
+_FRAGMENT_NAME_LENGTH = 90
+_PAGE_NAME_LENGTH = 120  # Names longer than this are shortened in tables of pages.
+
+_MAX_LINE_LENGTH = 600
+
+_MAX_FRAGMENT_LENGTH = 96 * 1024  # Maximum characters of a fragment, without its last line.
+
+_BORDER = "1px solid rgba(128,128,128,.35)"
+
+_CELL_STYLE = "padding:2px 10px 2px 0;border:none"
+
+_PERCENT = re.compile(r"<?(\d+(?:\.\d+)?) %$")
+
+_TEXT_STYLES = {
+    "title": "font-weight:600;margin:0 0 4px",
+    "heading": "font-weight:600;margin:10px 0 2px",
+    "line": "",
+    "note": "opacity:.7",
+}
+
+
+def render_fragment(document: Document) -> str:
+    """Render a document as an HTML fragment; content beyond the size limit is left out."""
+    parts = []
+    for is_separated, blocks in document.groups():
+        if is_separated:
+            parts.append('<div style="height:8px"></div>')
+        parts += map(_block_html, blocks)
+    size = left_out = 0
+    shown = []
+    for part in parts:
+        size += len(part)
+        if size > _MAX_FRAGMENT_LENGTH:
+            left_out += 1
+        else:
+            shown.append(part)
+    end = f'<div style="opacity:.7">{left_out:,} more lines not shown</div>' if left_out else ""
+    return (
+        '<div style="font:13px/1.45 system-ui,sans-serif;color:inherit;max-width:100%">'
+        f"{''.join(shown)}{end}</div>"
+    )
+
+
+def _block_html(block: Block) -> str:
+    if isinstance(block, Table):
+        return _table_html(block)
+    if isinstance(block, Warnings):
+        return (
+            '<div style="border-left:3px solid rgba(200,130,0,.8);padding-left:8px">'
+            f"<b>{_line(block.label)}</b>: {_line('; '.join(block.reasons))}</div>"
+        )
+    text = _line(block.text.strip())
+    if block.kind in ("fact", "finding"):
+        label = _line(block.label)
+        span = f'<span style="display:inline-block;min-width:8em;opacity:.7">{label}</span>'
+        return f"<div>{span}{text}</div>"
+    return f'<div style="{_TEXT_STYLES[block.kind]}">{text}</div>'
+
+
+def _table_html(table: Table) -> str:
+    """Render a table, shortened if it is long."""
+    count = len(table.columns[0].cells)
+    columns = display_columns(
+        [replace(column, cells=column.cells[:_MAX_FRAGMENT_ROWS]) for column in table.columns]
+    )
+    heads = "".join(
+        f'<th style="text-align:{"left" if column.is_name else "right"};font-weight:600;'
+        f'{_CELL_STYLE}">{_line(column.heading)}</th>'
+        for column in columns
+    )
+    rows = zip(*(column.cells for column in columns), strict=True)
+    body = "".join(f"<tr>{''.join(map(_cell_html, columns, cells))}</tr>" for cells in rows)
+    left_out = table.left_out + max(0, count - _MAX_FRAGMENT_ROWS)
+    note = ""
+    if left_out:
+        note = f'<div style="opacity:.7">and {names.format_number(left_out)} more</div>'
+    return (
+        '<div style="overflow-x:auto;margin:6px 0">'
+        '<table style="border-collapse:collapse;font-size:inherit;margin:0">'
+        f'<thead><tr style="border-bottom:{_BORDER}">{heads}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>{note}"
+    )
+
+
+def _line(text: str) -> str:
+    return escape(names.truncate_middle(text, _MAX_LINE_LENGTH))
+
+
+def _cell_html(column: Column, text: str) -> str:
+    widest = _FRAGMENT_NAME_LENGTH * column.lines if column.is_cut else _MAX_LINE_LENGTH
+    shown = escape(names.truncate_middle(names.neutral(text), widest))
+    title = f' title="{_line(text)}"' if column.is_cut and len(text) > widest else ""
+    style = "text-align:left" if column.is_name else "text-align:right;white-space:nowrap"
+    if column.is_cut:
+        style += ";font-family:ui-monospace,monospace;font-size:12px"
+    if column.heading == "share" and (found := _PERCENT.match(text)) is not None:
+        share = min(100.0, float(found[1]))
+        style += (
+            f";background:linear-gradient(to left,rgba(66,133,244,.28) {share:g}%,transparent 0)"
+        )
+    return f'<td{title} style="{style};{_CELL_STYLE}">{shown}</td>'
+
+
+def page_rows(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return rows for a page: without unknown values, and with a short name if it differs."""
+    short = names.truncate_names(
+        names.readable_names([row["name"] for row in rows]), _PAGE_NAME_LENGTH
+    )
+    return [
+        {name: value for name, value in row.items() if value is not None}
+        | ({"short": brief} if brief != row["name"] else {})
+        for row, brief in zip(rows, short, strict=True)
+    ]
+
+
+def fill_page(
+    title: str,
+    styles: Iterable[str],
+    scripts: Iterable[str],
+    data: dict[str, Any],
+    *,
+    allows_fetch: bool = False,
+) -> str:
+    """Assemble a page.
+
+    Args:
+        title: Window title; it is escaped.
+        styles: Names of files in `page/`, in order.
+        scripts: Names of files in `page/`, in order; they share one private scope.
+        data: Data for the scripts, stored in the element `data`; the uprof version is added.
+        allows_fetch: If True, the scripts may fetch files from the server of the page.
+    """
+    style = "\n".join(map(_part, styles))
+    script = "(() => {\n'use strict';\n" + "\n".join(map(_part, scripts)) + "\n})();"
+    return _fill(
+        _part("page.html"),
+        {
+            "title": escape(names.neutral(title)),
+            "style": style,
+            "style_hash": _hash(style),
+            "connects_to": "; connect-src 'self'" if allows_fetch else "",
+            "data": _script_safe_json({"uprof": VERSION, **data}),
+            "script": script,
+            "script_hash": _hash(script),
+        },
+    )
+
+
+def _part(name: str) -> str:
+    return Path(__file__).with_name("page").joinpath(name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii")
+
+
+def _script_safe_json(data: dict[str, Any]) -> str:
+    """Return data as JSON that can neither close its script element nor open another element."""
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _fill(template: str, values: dict[str, str]) -> str:
+    """Replace the placeholders of a template; placeholders within values are kept."""
+    pieces = template.split("{{")
+    filled = [pieces[0]]
+    for piece in pieces[1:]:
+        name, _, rest = piece.partition("}}")
+        filled += (values[name], rest)
+    return "".join(filled)

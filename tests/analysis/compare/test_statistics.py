@@ -92,7 +92,9 @@ def test_correction_for_multiple_tests_never_lowers_a_p_value() -> None:
 def test_shift_interval_contains_its_ratio_and_the_narrower_one_is_first(
     a: list[float], b: list[float]
 ) -> None:
-    first, second = shifts(Sample.from_values(a), Sample.from_values(b))
+    found = shifts([(Sample.from_values(a), Sample.from_values(b))])
+    assert found is not None
+    first, second = found
     assert first.width <= second.width
     assert {first.statistic, second.statistic} == {"median", "fastest"}
     fastest = first if first.statistic == "fastest" else second
