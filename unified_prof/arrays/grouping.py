@@ -14,6 +14,7 @@ Bools = NDArray[np.bool_]
 AnyInts = NDArray[np.integer]  # Integers of any width, such as packed columns.
 
 NOWHERE = -1  # Row number of a value that does not occur.
+NO_VALUE = -1  # Marks unknown or missing values in columns of non-negative numbers.
 MISSING = np.iinfo(np.int64).min  # Replaces NULL and other values in columns of integers.
 
 

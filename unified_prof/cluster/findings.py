@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from unified_prof.arrays.grouping import Floats
+from unified_prof.arrays.grouping import NO_VALUE, Floats
 from unified_prof.cluster.idle_rules import absent_ranks, idle_devices, late_input
 from unified_prof.cluster.moe_imbalance import (
     EXPERT_IMBALANCE,
@@ -20,7 +20,6 @@ from unified_prof.cluster.moe_imbalance import (
     expert_imbalance,
     has_experts,
 )
-from unified_prof.cluster.rank_partial import NO_VALUE
 from unified_prof.cluster.rank_signals import (
     chance_limit,
     collect_signals,

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from unified_prof.arrays.grouping import Bools, Floats
+from unified_prof.arrays.grouping import NO_VALUE, Bools, Floats
 from unified_prof.cluster.matching import run_size
-from unified_prof.cluster.rank_partial import MARK_START, MARK_STEP, NO_VALUE
+from unified_prof.cluster.rank_partial import MARK_START, MARK_STEP
 from unified_prof.cluster.rank_signals import (
     chance_limit,
     median_elsewhere,

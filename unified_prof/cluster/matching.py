@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import AnyInts, Bools, Frame, Ints, Runs, positions
+from unified_prof.arrays.grouping import NO_VALUE, AnyInts, Bools, Frame, Ints, Runs, positions
 from unified_prof.arrays.packed import Narrow, narrowest
 from unified_prof.base.columns import Ledger
-from unified_prof.cluster.rank_partial import NO_VALUE, Partial, RankFacts
+from unified_prof.cluster.rank_partial import Partial, RankFacts
 from unified_prof.cluster.sequences import Sequences
 from unified_prof.recording.collectives import POINT_TO_POINT, RECEIVE, SEND
 
@@ -179,6 +179,14 @@ class MatchedCollectives:
     left_out: Ledger
     # For each rank, the index in `groups` of each group of its partial.
     numbers: list[Ints] = field(default_factory=list)
+    index: dict[int, int] = field(init=False)  # Global rank -> index in `ranks`.
+
+    def __post_init__(self) -> None:
+        self.index = {rank: index for index, rank in enumerate(self.ranks)}
+
+    def present(self, ranks: Iterable[int]) -> list[int]:
+        """Return the indices of those of some global ranks that have a partial."""
+        return [self.index[rank] for rank in ranks if rank in self.index]
 
     def is_kind(self, codes: Ints, *kinds: str) -> Bools:
         """Return a mask of the rows of `codes` (indices in `kinds`) that are of these kinds."""

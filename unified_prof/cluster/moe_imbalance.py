@@ -133,9 +133,8 @@ def _groups(context: RuleContext) -> Iterator[_Group]:
     events, rows = matched.events, matched.rows
     exchange = matched.is_kind(events.kind, "all_to_all")
     usable = ~matched.transfers & events.complete & np.isin(events.step, list(context.steps))
-    number = {rank: index for index, rank in enumerate(matched.ranks)}
     for at, group in enumerate(matched.groups):
-        if not _may_have_experts(group) or not all(rank in number for rank in group.ranks):
+        if not _may_have_experts(group) or len(matched.present(group.ranks)) < len(group.ranks):
             continue
         inside = np.flatnonzero(usable & (events.group == at))
         if len(chosen := inside[exchange[inside]]):
@@ -145,7 +144,7 @@ def _groups(context: RuleContext) -> Iterator[_Group]:
         if not len(inside) or int(events.members[inside].min()) != len(group.ranks):
             continue
         inside = inside[np.argsort(rows.start[events.first[inside]], kind="stable")]
-        members = tuple(sorted(number[rank] for rank in group.ranks))
+        members = tuple(sorted(matched.present(group.ranks)))
         at_rows = events.first[inside] + np.arange(len(members))[:, None]
         size = rows.bytes[at_rows].astype(np.float64)
         yield _Group(

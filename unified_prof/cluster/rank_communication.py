@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays import intervals, nesting
-from unified_prof.arrays.grouping import MISSING, Bools, Ints, Lookup, Runs
+from unified_prof.arrays.grouping import MISSING, NO_VALUE, Bools, Ints, Lookup, Runs
 from unified_prof.arrays.intervals import IntervalSet
 from unified_prof.base.columns import NO_RANK
 from unified_prof.cluster import rank_partial as partials
-from unified_prof.cluster.rank_partial import MARK_END, MARK_START, MARK_STEP, NO_VALUE, RankGroup
+from unified_prof.cluster.rank_partial import MARK_END, MARK_START, MARK_STEP, RankGroup
 from unified_prof.recording import collectives, host_calls
 from unified_prof.recording.collectives import ELEMENT_BYTES
 from unified_prof.recording.host_calls import ANNOTATION, MODULE_RANGE

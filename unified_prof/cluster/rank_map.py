@@ -23,13 +23,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays import intervals
-from unified_prof.arrays.grouping import Floats, Ints
+from unified_prof.arrays.grouping import NO_VALUE, Floats, Ints
 from unified_prof.arrays.intervals import IntervalSet
 from unified_prof.base.columns import coverage_text
 from unified_prof.cluster import rank_communication as columns_of
 from unified_prof.cluster import rank_partial as partials
 from unified_prof.cluster.rank_communication import CoveredTime, RankCommunication, RankDatabase
-from unified_prof.cluster.rank_partial import NO_VALUE, Partial, RankFacts, RankGroup
+from unified_prof.cluster.rank_partial import Partial, RankFacts, RankGroup
 from unified_prof.errors import StoreError
 from unified_prof.recording.calls import KERNEL, Labels
 from unified_prof.recording.framework import NOT_ATTRIBUTED, Framework

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from unified_prof.arrays.grouping import Bools, Ints
+from unified_prof.arrays.grouping import NO_VALUE, Bools, Ints
 from unified_prof.cluster.sequences import RankSequences, SharedColumns, sequences_of
 from unified_prof.errors import StoreError, UsageError
 
@@ -27,8 +27,6 @@ PARTIAL_VERSION = 4  # Part of the file names: partials of other versions are re
 _HOST_STEPS_VERSION = 3
 
 Columns = Mapping[str, Ints]
-
-NO_VALUE = -1  # Marks unknown or missing values in columns of non-negative numbers.
 
 # The parts and their columns, int64 in memory. `kind`, `name` and `module` are indices of texts in
 # the metadata; times are ns.

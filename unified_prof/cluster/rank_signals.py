@@ -13,9 +13,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from unified_prof.arrays.grouping import Floats, Ints
+from unified_prof.arrays.grouping import NO_VALUE, Floats, Ints
 from unified_prof.cluster.matching import ClusterGroup, MatchedCollectives
-from unified_prof.cluster.rank_partial import NO_VALUE
 
 PARALLEL_KINDS = ("tp", "dp", "pp", "ep", "cp")
 

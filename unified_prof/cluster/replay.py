@@ -17,16 +17,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from unified_prof.arrays.grouping import NOWHERE, Bools, Floats, Frame, Ints, find
+from unified_prof.arrays.grouping import NO_VALUE, NOWHERE, Bools, Floats, Frame, Ints, find
 from unified_prof.cluster.matching import MatchedCollectives
-from unified_prof.cluster.rank_partial import (
-    MARK_END,
-    MARK_START,
-    MARK_STEP,
-    NO_VALUE,
-    Columns,
-    Partial,
-)
+from unified_prof.cluster.rank_partial import MARK_END, MARK_START, MARK_STEP, Columns, Partial
 from unified_prof.cluster.waits import Waits
 from unified_prof.explain.schedule import graph
 from unified_prof.explain.schedule.graph import Edges, Schedule

@@ -122,35 +122,6 @@ class Candidate:
     is_bound: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """Cost of a fault."""
-
-    ns: float  # Cost per step, mean over all compared steps.
-    affected_ns: float | None = None  # Cost per affected step; None if all steps are affected.
-    qualifier: str = ""  # `at most`, `at least` or empty.
-    scope: str = "per step"
-    condition: str = ""
-
-    @property
-    def text(self) -> str:
-        """The cost as a phrase that ends a sentence."""
-        qualifier = f"{self.qualifier} " if self.qualifier else ""
-        if self.affected_ns is None:
-            return f"costs {qualifier}{_format_ms(self.ns)} {self.scope}{self.condition}"
-        return (
-            f"costs {qualifier}{_format_ms(self.affected_ns)} in each of these steps "
-            f"({_format_ms(self.ns)} per step on average){self.condition}"
-        )
-
-    @property
-    def figures(self) -> dict[str, Any]:
-        """Figures that only some findings have."""
-        if self.affected_ns is None:
-            return {}
-        return {"cost_ms_in_these_steps": self.affected_ns / NS_PER_MS}
-
-
 def cost_findings(context: RuleContext, candidates: Sequence[Candidate]) -> list[Finding]:
     """Return the candidates that cost time as findings, costliest first.
 
@@ -185,13 +156,32 @@ def cost_findings(context: RuleContext, candidates: Sequence[Candidate]) -> list
             condition = " once the other findings are fixed"
         if cost_ns < needed:
             continue
-        qualifier = "at most" if candidate.is_bound or not replayed else ""
+        qualifier = "at most " if candidate.is_bound or not replayed else ""
         if not qualifier and _has_incomplete_collectives(context, candidate.ranks):
-            qualifier = "at least"
-        scope = "per step" if context.has_steps() else "over the whole recording"
-        each = cost_ns / share if share < 1 else None
-        cost = Cost(cost_ns, each, qualifier, scope, condition)
-        findings.append(_finding(context, candidate, cost))
+            qualifier = "at least "
+        figures, cost = candidate.figures, _format_ms(cost_ns)
+        if share < 1:
+            figures = figures | {"cost_ms_in_these_steps": cost_ns / share / NS_PER_MS}
+            cost = (
+                f"{_format_ms(cost_ns / share)} in each of these steps ({cost} per step on average)"
+            )
+        else:
+            cost += " per step" if context.has_steps() else " over the whole recording"
+        findings.append(
+            Finding(
+                candidate.kind,
+                candidate.global_ranks or context.global_ranks(candidate.ranks),
+                context.hosts(candidate.ranks),
+                candidate.links,
+                candidate.steps,
+                round(cost_ns / NS_PER_MS, 6),
+                f"{candidate.text}; costs {qualifier}{cost}{condition}",
+                {
+                    name: round(float(value), 6) if isinstance(value, float) else value
+                    for name, value in figures.items()
+                },
+            )
+        )
     return sorted(
         findings, key=lambda finding: (-finding.cost_ms_per_step, finding.kind, finding.ranks)
     )
@@ -214,23 +204,6 @@ def _has_incomplete_collectives(context: RuleContext, ranks: Sequence[int]) -> b
     matched = np.flatnonzero((rows.event >= 0) & np.isin(rows.rank, list(ranks)))
     complete = events.complete[rows.event[matched]]
     return bool(len(complete)) and float((~complete).mean()) > _MAX_INCOMPLETE_SHARE
-
-
-def _finding(context: RuleContext, candidate: Candidate, cost: Cost) -> Finding:
-    figures = {
-        name: round(float(value), 6) if isinstance(value, float) else value
-        for name, value in {**candidate.figures, **cost.figures}.items()
-    }
-    return Finding(
-        candidate.kind,
-        candidate.global_ranks or context.global_ranks(candidate.ranks),
-        context.hosts(candidate.ranks),
-        candidate.links,
-        candidate.steps,
-        round(cost.ns / NS_PER_MS, 6),
-        f"{candidate.text}; {cost.text}",
-        figures,
-    )
 
 
 @dataclass(frozen=True, slots=True)

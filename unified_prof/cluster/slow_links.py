@@ -6,16 +6,15 @@ collective, its shortest duration without setup.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import Bools, Floats, Ints, Runs, distinct
+from unified_prof.arrays.grouping import NO_VALUE, Bools, Floats, Ints, Runs, distinct
 from unified_prof.cluster.matching import MatchedCollectives
-from unified_prof.cluster.rank_partial import NO_VALUE
 from unified_prof.cluster.rank_signals import (
     chance_limit,
     median_of_others,
@@ -89,32 +88,27 @@ _End = tuple[str, str | int]  # (`rank`, index), (`host`, name) or (`device`, nu
 _Cause = tuple[_End | None, _End | None]
 
 
-@dataclass(slots=True)
-class _Measured:
-    """All comparable links and the slow ones among them."""
-
-    slow: list[SlowLink]
-    # Compared links: pairs (sender, receiver) and numbers of groups.
-    links: set[tuple[int, int] | int]
-    uncompared: int = 0  # Pairs and groups that were not compared because hosts are unknown.
-
-
-def compare_links(matched: MatchedCollectives, waits: Waits) -> _Measured:
-    """Compare the transfer times of pairs and groups; return all links and the slow ones.
+def compare_links(
+    matched: MatchedCollectives, waits: Waits
+) -> tuple[list[SlowLink], set[tuple[int, int] | int], int]:
+    """Compare the transfer times of pairs and groups.
 
     Comparable transfers have the same size and are all within hosts or all between hosts; groups
     also have the same kind of collective, size and number of hosts. If hosts are unknown, links are
     compared only with their own other steps, because links between hosts are usually slower.
+
+    Returns:
+        The slow links, all compared ones (pairs of sender and receiver, and numbers of groups), and
+        the number of links that were not compared because hosts are unknown.
     """
     events = matched.events
     moved = events.complete & (waits.transfer > 0) & (events.bytes > 0)
     usable = np.flatnonzero(moved & ~_depends_on_load(matched))
-    measured = _Measured([], set())
+    compared: set[tuple[int, int] | int] = set()
     if not len(usable):
-        return measured
-    number = {rank: index for index, rank in enumerate(matched.ranks)}
+        return [], compared, 0
     hosts = [facts.host for facts in matched.facts]
-    cells = _cells(matched, usable, waits.transfer[usable], number)
+    cells = _cells(matched, usable, waits.transfer[usable])
     in_steps: dict[int, SlowLink] = {}
     always: dict[int, SlowLink] = {}
     unknown: set[int] = set()
@@ -123,8 +117,7 @@ def compare_links(matched: MatchedCollectives, waits: Waits) -> _Measured:
         found: dict[int, SlowLink], link: int, members: list[int], ratio: float, usual: float,
         steps: tuple[int, ...] = (), *, is_majority: bool = False,
     ) -> None:  # fmt: skip
-        ends = _ends(matched, link)
-        ranks = ends or [number[rank] for rank in matched.groups[link].ranks]
+        ends, ranks = _ends(matched, link), _members(matched, link)
         size = int(events.bytes[members[0]])
         rates = (size / (usual * ratio), size / usual)
         group = NO_VALUE if ends else link
@@ -152,23 +145,19 @@ def compare_links(matched: MatchedCollectives, waits: Waits) -> _Measured:
         took: list[float] = []
         known: list[int] = []
         for at, link in enumerate(links.tolist()):
-            ends = _ends(matched, link)
-            ranks = ends or [number[rank] for rank in matched.groups[link].ranks if rank in number]
-            if any(hosts[rank] is None for rank in ranks):
+            if any(hosts[rank] is None for rank in _members(matched, link)):
                 unknown.add(link)
                 continue
             known.append(at)
             took.append(float(np.median(waits.transfer[members_of[at]])))
         if len(known) > 1:  # a link without comparable ones can never be found to be slow
-            measured.links |= {_ends(matched, int(links[at])) or int(links[at]) for at in known}
+            compared |= {_ends(matched, int(links[at])) or int(links[at]) for at in known}
         for place, ratio, usual, is_majority in _slow_times(np.array(took)):
             at = known[place]
             link = int(links[at])
             add(always, link, members_of[at], ratio, usual, is_majority=is_majority)
-    measured.slow += [*in_steps.values()]
-    measured.slow += [slow for link, slow in always.items() if link not in in_steps]
-    measured.uncompared = len(unknown)
-    return measured
+    slow = [*in_steps.values(), *(one for link, one in always.items() if link not in in_steps)]
+    return slow, compared, len(unknown)
 
 
 def _depends_on_load(matched: MatchedCollectives) -> Bools:
@@ -189,6 +178,11 @@ def _depends_on_load(matched: MatchedCollectives) -> Bools:
 def _ends(matched: MatchedCollectives, link: int) -> tuple[int, int] | None:
     """Return sender and receiver of a link of `_Cells`; None for a group."""
     return divmod(-1 - link, len(matched.ranks)) if link < 0 else None
+
+
+def _members(matched: MatchedCollectives, link: int) -> Sequence[int]:
+    """Return the ranks (indices) of a link."""
+    return _ends(matched, link) or matched.present(matched.groups[link].ranks)
 
 
 def link_spread(took: Floats) -> float:
@@ -224,20 +218,19 @@ def _slow_times(took: Floats) -> list[tuple[int, float, float, bool]]:
 def slow_links(context: RuleContext) -> Iterator[Candidate]:
     """Yield hosts, ranks, pairs and groups that transfer data more slowly than others."""
     matched, waits = context.matched, context.waits
-    measured = compare_links(matched, waits)
-    if measured.uncompared:
-        count = measured.uncompared
+    slow, compared, count = compare_links(matched, waits)
+    if count:
         matched.left_out.add(
             "links_not_compared",
             f"the hosts of {count} pairs or groups of ranks are unknown",
             count,
         )
     by_steps: dict[tuple[int, ...], list[SlowLink]] = {}
-    for one in measured.slow:
+    for one in slow:
         by_steps.setdefault(one.steps, []).append(one)
     for links in by_steps.values():
         left = links
-        while found := _common_cause(context, measured.links, left):
+        while found := _common_cause(context, compared, left):
             causes, members = found
             left = [one for one in left if one not in members]
             yield _common_cause_candidate(context, causes, members)
@@ -247,7 +240,7 @@ def slow_links(context: RuleContext) -> Iterator[Candidate]:
             pairs[key] = pairs[key].merge(one, matched) if key in pairs else one
         for one in pairs.values():
             yield _link_candidate(context, one)
-    if not measured.slow:
+    if not slow:
         yield from _slow_network(context)
 
 
@@ -267,7 +260,6 @@ def _slow_network(context: RuleContext) -> Iterator[Candidate]:
     if len(nominal) != 1 or not (rate := nominal.pop()) or len(hosts) < 2:
         return
     events = matched.events
-    number = {rank: index for index, rank in enumerate(matched.ranks)}
     # By kind of group: event -> (bandwidth, usual bandwidth, ratio to the lowest one).
     rates: dict[str, dict[int, tuple[float, float, float]]] = {}
     usable = events.complete & (waits.transfer > 0) & np.isin(events.step, list(context.steps))
@@ -277,7 +269,7 @@ def _slow_network(context: RuleContext) -> Iterator[Candidate]:
         group = int(events.group[event])
         title = matched.groups[group].kind if group >= 0 else "pp"
         if ranks[0] < 0:
-            ranks = [number[rank] for rank in matched.groups[group].ranks]
+            ranks = matched.present(matched.groups[group].ranks)
         factor, on_hosts = bus_factor(kind, len(ranks)), context.hosts(ranks)
         per_host = len(ranks) / max(len(on_hosts), 1)
         size = int(events.bytes[event])
@@ -337,13 +329,10 @@ def _common_cause(
     A cause explains links if most of the links that it takes part in are slow. Both directions of
     one host are one cause.
     """
-    number = {rank: index for index, rank in enumerate(context.matched.ranks)}
-    groups = context.matched.groups
+    matched = context.matched
     totals: dict[_Cause, int] = {}
     for link in compared:
-        ranks: Sequence[int] = link if isinstance(link, tuple) else ()
-        if isinstance(link, int):
-            ranks = [number[rank] for rank in groups[link].ranks if rank in number]
+        ranks = matched.present(matched.groups[link].ranks) if isinstance(link, int) else link
         for cause in _causes(context, link, ranks):
             totals[cause] = totals.get(cause, 0) + 1
     members: dict[_Cause, list[SlowLink]] = {}
@@ -483,15 +472,13 @@ class _Cells:
     events: list[Ints]
 
 
-def _cells(
-    matched: MatchedCollectives, usable: NDArray[np.intp], took: Ints, number: Mapping[int, int]
-) -> _Cells:
+def _cells(matched: MatchedCollectives, usable: NDArray[np.intp], took: Ints) -> _Cells:
     """Return the cells of events; comparable ones are adjacent."""
     events = matched.events
     link, sends = events.group[usable], usable[matched.transfers[usable]]
     pairs = events.src[sends] * len(matched.ranks) + events.dst[sends]
     link[matched.transfers[usable]] = -1 - pairs
-    comparable, step = _comparable(matched, usable, number), events.step[usable]
+    comparable, step = _comparable(matched, usable), events.step[usable]
     order = np.lexsort((took, step, link, comparable))
     link, comparable, took, step = (column[order] for column in (link, comparable, took, step))
     cells = Runs(comparable, link, step)
@@ -502,9 +489,7 @@ def _cells(
     )
 
 
-def _comparable(
-    matched: MatchedCollectives, usable: NDArray[np.intp], number: Mapping[int, int]
-) -> Ints:
+def _comparable(matched: MatchedCollectives, usable: NDArray[np.intp]) -> Ints:
     """Return equal numbers for events of the same kind, bytes, members and number of hosts."""
     events = matched.events
     host_of = {name: at for at, name in enumerate({facts.host for facts in matched.facts})}
@@ -512,7 +497,7 @@ def _comparable(
     sends, group = matched.transfers[usable], events.group[usable]
     hosts = np.array(
         [
-            len({matched.facts[number[rank]].host for rank in group.ranks if rank in number})
+            len({matched.facts[rank].host for rank in matched.present(group.ranks)})
             for group in matched.groups
         ]
         or [0]

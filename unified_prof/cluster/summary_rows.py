@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from unified_prof.arrays.grouping import Runs
+from unified_prof.arrays.grouping import NO_VALUE, Runs
 from unified_prof.cluster.clocks import AlignedClocks
 from unified_prof.cluster.matching import MatchedCollectives
-from unified_prof.cluster.rank_partial import NO_VALUE, PartialSource, UnreadableRecording
+from unified_prof.cluster.rank_partial import PartialSource, UnreadableRecording
 from unified_prof.cluster.rank_signals import PARALLEL_KINDS, RankRoles, RankSignals
 from unified_prof.cluster.waits import Waits, WholeSums
 from unified_prof.recording.collectives import bus_factor
@@ -259,16 +259,15 @@ def _transfers(matched: MatchedCollectives, waits: Waits) -> list[MeasuredLink]:
 
 
 def _collective_parts(matched: MatchedCollectives) -> list[MeasuredLink]:
-    number = {rank: index for index, rank in enumerate(matched.ranks)}
     result: dict[tuple[int, int], MeasuredLink] = {}
     counts: dict[tuple[int, int], int] = {}
     for partial in matched.partials:
         for src, dst, n, size, total, p50, p99 in zip(
             *(values.tolist() for values in partial.links.values()), strict=True
         ):
-            if src not in number or dst not in number:
+            if len(found := matched.present((src, dst))) < 2:
                 continue
-            ends = number[src], number[dst]
+            ends = found[0], found[1]
             p50, p99 = p50 / _NS_PER_S, p99 / _NS_PER_S
             if ends not in result:
                 across = crosses_hosts(matched, *ends)

@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import Bools, Floats, Ints, Runs, distinct
+from unified_prof.arrays.grouping import NO_VALUE, Bools, Floats, Ints, Runs, distinct
 from unified_prof.arrays.packed import Column, Narrow
 from unified_prof.cluster.matching import MatchedCollectives, SequenceMatch
-from unified_prof.cluster.rank_partial import NO_VALUE, Partial
+from unified_prof.cluster.rank_partial import Partial
 from unified_prof.cluster.sequences import Sequences
 
 _BLOCK = 1 << 18  # Approximate number of rows that are widened at the same time.

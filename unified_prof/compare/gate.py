@@ -122,6 +122,11 @@ class Effort:
     seconds: float
 
 
+def _worst(outcomes: Iterable[Outcome]) -> Outcome:
+    """Return the worst outcome; a regression is worse than inconclusive."""
+    return max(outcomes, key=("pass", "inconclusive", "regression").index, default="pass")
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict(Displayed):
     """Verdict of the gate on one workload."""
@@ -135,10 +140,7 @@ class Verdict(Displayed):
     @property
     def outcome(self) -> Outcome:
         """Worst outcome of the checks; a regression is worse than inconclusive."""
-        for outcome in ("regression", "inconclusive"):
-            if any(check.outcome == outcome for check in self.checks):
-                return outcome
-        return "pass"
+        return _worst(check.outcome for check in self.checks)
 
     @property
     def exit_code(self) -> int:
@@ -496,12 +498,7 @@ class Verdicts:
     def outcome(self) -> Outcome:
         """Worst outcome of all workloads; a regression is worse than inconclusive."""
         found = [check.outcome for check in self.together]
-        found += [verdict.outcome for verdict in self.each.values()]
-        worst: Outcome = "pass"
-        for outcome in found:
-            if outcome == "regression" or worst == "pass":
-                worst = outcome
-        return worst
+        return _worst([*found, *(verdict.outcome for verdict in self.each.values())])
 
     @property
     def exit_code(self) -> int:

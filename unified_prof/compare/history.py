@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from unified_prof.compare.comparable import PEAK, Run, exclude_waiting, pool
-from unified_prof.compare.confidence import Noise, Sample, estimate
+from unified_prof.compare.confidence import Noise, estimate
 from unified_prof.compare.gate import Limits, Unit, check_metrics, gate, samples
 from unified_prof.errors import UsageError
 
@@ -74,7 +74,11 @@ def history(
         sample = samples(plain, metric)
         if len(sample):
             since = [*since, run][:MAX_REFERENCE_VERSIONS]
-        points.append(_point(sample, noise, change))
+            result = estimate(sample, noise)
+            interval, runs = (result.low, result.high), len(sample.lengths)
+            points.append(Point(result.value, *interval, runs, change))
+        else:
+            points.append(Point(None, None, None, 0))
     return History(metric, "B" if metric == PEAK else "ns", tuple(points), left_out)
 
 
@@ -82,13 +86,6 @@ def _without_waiting(run: Run) -> Run | None:
     """Return a run without processor wait time, None if the wait time is unknown."""
     result, _, waiting = exclude_waiting(run, run)
     return result if waiting is not None and waiting.left_out else None
-
-
-def _point(sample: Sample, noise: Noise | None, change: Change | None) -> Point:
-    if not len(sample):
-        return Point(None, None, None, 0)
-    result = estimate(sample, noise)
-    return Point(result.value, result.low, result.high, len(sample.lengths), change)
 
 
 def _change(
@@ -107,14 +104,10 @@ def _change(
     except UsageError as err:
         return Change("restarted", None, str(err))
     if worse.outcome == "regression" and worse.comparison is not None:
-        return Change("worse", _ratio(worse.comparison.ratio), worse.reason)
+        return Change("worse", worse.comparison.ratio or None, worse.reason)
     if better.outcome == "regression" and better.comparison is not None:
-        ratio = _ratio(better.comparison.ratio)
-        shown = None if ratio is None else 1 / ratio
+        ratio = better.comparison.ratio
+        shown = 1 / ratio if ratio else None
         percent = "" if shown is None else f"{(shown - 1) * 100:+.1f} %, "
         return Change("better", shown, f"{percent}beyond the limit")
     return None
-
-
-def _ratio(value: float | None) -> float | None:
-    return value if value else None
