@@ -10,7 +10,6 @@ from typing import Final, Literal, TypeAlias
 
 import numpy as np
 
-from unified_prof.base.text import NS_PER_MS
 from unified_prof.compare import diff as by_sample
 from unified_prof.compare import runs
 from unified_prof.compare.comparable import PEAK, TOTAL
@@ -18,7 +17,7 @@ from unified_prof.compare.confidence import Noise, NoiseModel, Sample
 from unified_prof.compare.device_leaves import Naming
 from unified_prof.compare.device_side import UNKNOWN_DEVICE, Side, has_framework, models, read
 from unified_prof.compare.device_tables import DeviceDifference, Tables
-from unified_prof.compare.diff import Difference, differences
+from unified_prof.compare.diff import Difference, differences, left_out
 from unified_prof.compare.operation_changes import By as ComparedBy
 from unified_prof.compare.statistics import Comparison, compare
 from unified_prof.errors import UsageError
@@ -109,20 +108,11 @@ def diff_devices(
         new=after,
         same_devices=same,
         warnings=tuple(_warnings(tables, same=same, by_framework=naming.by_framework)),
-        left_out=tuple(_left_out(before, after)),
+        left_out=left_out(*((side.label, side.outside_ns) for side in (before, after))),
         totals=_totals(before, after, NoiseModel.for_clock("device", noise)),
         identical=before.same_figures(after),
         tables=tables,
     )
-
-
-def _left_out(base: Side, new: Side) -> list[str]:
-    return [
-        f"{side.label} has {side.outside_ns / NS_PER_MS:,.6g} ms of work outside its steps, "
-        "which is not compared"
-        for side in (base, new)
-        if side.outside_ns > 0
-    ]
 
 
 def _totals(base: Side, new: Side, model: NoiseModel) -> dict[str, Comparison]:

@@ -106,14 +106,14 @@ def _device_facts(facts: Mapping[str, str]) -> set[str]:
     return {name for name in facts if name.partition(" ")[0] in _DEVICE_CONTEXT}
 
 
-def left_out(base: Run, new: Run) -> list[str]:
-    """Return sentences about recorded data that is not compared."""
-    return [
-        f"{run.label} has {run.outside_steps_ns / NS_PER_MS:,.6g} ms of work outside its steps, "
-        "which is not compared"
-        for run in (base, new)
-        if run.outside_steps_ns > 0
-    ]
+def left_out(*sides: tuple[str, float]) -> tuple[str, ...]:
+    """Return sentences about work that is not compared, from label and work outside steps, ns."""
+    return tuple(
+        f"{label} has {outside_ns / NS_PER_MS:,.6g} ms of work outside its steps, which is not "
+        "compared"
+        for label, outside_ns in sides
+        if outside_ns > 0
+    )
 
 
 def different_families_error(base: Run, new: Run) -> UsageError:
@@ -252,7 +252,7 @@ def diff(base: Run, new: Run, *, by: By = "operation", noise: Noise | None = Non
         base=base,
         new=new,
         warnings=(*comparability_warnings(base, new), *unmatched),
-        left_out=tuple(left_out(base, new)),
+        left_out=left_out(*((run.label, run.outside_steps_ns) for run in (base, new))),
         totals={
             metric: compare(before, after, model)
             for metric in base.totals

@@ -14,7 +14,7 @@ from unified_prof.explain.other_device import DeviceEstimate
 from unified_prof.explain.report_questions import Analysis, Change, WhatIfResult
 from unified_prof.recording.model import Advice, Finding
 from unified_prof.report import names
-from unified_prof.report.document import Column, Document, name_column
+from unified_prof.report.document import Column, Document, columns_of
 from unified_prof.report.figures import advice_fields, coverage_fields, readable_answers
 from unified_prof.report.finding_lines import composition, excluded_part, replay_notes
 from unified_prof.report.report_document import report_title
@@ -388,47 +388,40 @@ def _add_gain(document: Document, one: WhatIfResult, changes: Sequence[Change]) 
             "rest is not on the critical path",
         )
     if 1 < gain.steps <= _MAX_STEPS:
-        rows = gain.by_step_ns
         document.table(
-            [
-                name_column("step", (name for name, _, _ in rows)),
-                Column("recorded", tuple(names.format_duration(before) for _, before, _ in rows)),
-                Column("new time", tuple(names.format_duration(after) for _, _, after in rows)),
-                Column("gain", tuple(names.format_duration(one - other) for _, one, other in rows)),
-                Column(
-                    "share", tuple(names.format_share(one - other, one) for _, one, other in rows)
-                ),
-            ]
+            columns_of(
+                gain.by_step_ns,
+                ("step", lambda row: row[0], names.neutral, 10),
+                ("recorded", lambda row: row[1], names.format_duration, 10),
+                ("new time", lambda row: row[2], names.format_duration, 10),
+                ("gain", lambda row: row[1] - row[2], names.format_duration, 10),
+                ("share", lambda row: names.format_share(row[1] - row[2], row[1]), str, 10),
+            )
         )
 
 
 def _class_columns(one: DeviceEstimate) -> list[Column]:
-    rows = one.classes
-    return [
-        name_column("class", (row.name for row in rows)),
-        Column("recorded", tuple(names.format_duration(row.total_ns) for row in rows)),
-        Column("new time", tuple(names.format_duration(row.total_ns * row.factor) for row in rows)),
-        Column(
+    return columns_of(
+        one.classes,
+        ("class", lambda row: row.name, names.neutral, 10),
+        ("recorded", lambda row: row.total_ns, names.format_duration, 10),
+        ("new time", lambda row: row.total_ns * row.factor, names.format_duration, 10),
+        (
             "efficiency",
-            tuple("" if row.efficiency is None else f"{row.efficiency:.0%}" for row in rows),
+            lambda row: "" if row.efficiency is None else f"{row.efficiency:.0%}",
+            str,
+            10,
         ),
-    ]
+    )
 
 
 def _candidate_columns(one: WhatIfResult) -> list[Column]:
-    found = one.candidates
-    whole = one.before_ns
-    return [
-        name_column("2x faster", (row.name for row in found)),
-        Column(
-            f"saved per {_gain_unit(one)}",
-            tuple(names.format_duration(row.gain_ns / one.steps) for row in found),
-        ),
-        Column("share", tuple(names.format_share(row.gain_ns, whole) for row in found)),
-        Column(
-            "on critical path",
-            tuple(names.format_duration(row.on_path_ns / one.steps) for row in found),
-            importance=5,
-        ),
-        name_column("what", (DISPLAY_NAMES[row.kind] for row in found), importance=2),
-    ]
+    saved = f"saved per {_gain_unit(one)}"
+    return columns_of(
+        one.candidates,
+        ("2x faster", lambda row: row.name, names.neutral, 10),
+        (saved, lambda row: row.gain_ns / one.steps, names.format_duration, 10),
+        ("share", lambda row: names.format_share(row.gain_ns, one.before_ns), str, 10),
+        ("on critical path", lambda row: row.on_path_ns / one.steps, names.format_duration, 5),
+        ("what", lambda row: DISPLAY_NAMES[row.kind], names.neutral, 2),
+    )
