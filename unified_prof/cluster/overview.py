@@ -12,10 +12,8 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from unified_prof.cluster.stored_run import (
-    STEP_PARTS,
     BlameRecord,
     CollectiveRecord,
     GroupRecord,
@@ -101,13 +99,15 @@ class Overview:
         span, ranks = table.span_ns[rows], table.rank[rows]
         compute = table.parts["compute_ns"][rows]
         longest, most = int(span.argmax()), int(np.nanargmax(compute))
+        parts = table.means(rows)
+        del parts["span_ns"]
         return StepRow(
             number,
             len(ranks),
             float(span.mean()),
             float(span[longest]),
             int(ranks[longest]),
-            {name: _mean(table.parts[name][rows]) for name in STEP_PARTS},
+            parts,
             float(compute[most]),
             int(ranks[most]),
         )
@@ -118,20 +118,12 @@ class Overview:
         table = self.run.steps
         order = np.argsort(table.rank, kind="stable")
         ordered = table.rank[order]
-        spans = table.span_ns[order]
-        columns = {name: values[order] for name, values in table.parts.items()}
         rows = []
         for rank in self.run.ranks:
             begin, end = np.searchsorted(ordered, [rank.rank, rank.rank + 1]).tolist()
-            rows.append(
-                RankRow(
-                    rank,
-                    end - begin,
-                    _mean(spans[begin:end]),
-                    {name: _mean(values[begin:end]) for name, values in columns.items()},
-                    self.run.blame.get(rank.rank),
-                )
-            )
+            parts = table.means(order[begin:end])
+            blame = self.run.blame.get(rank.rank)
+            rows.append(RankRow(rank, end - begin, parts.pop("span_ns"), parts, blame))
         return tuple(rows)
 
     @cached_property
@@ -143,9 +135,7 @@ class Overview:
     @cached_property
     def mean_step(self) -> dict[str, float | None]:
         """Mean step: `span_ns` and STEP_PARTS, means over ranks and steps."""
-        table = self.run.steps
-        parts = {name: _mean(table.parts[name]) for name in STEP_PARTS} if len(table) else {}
-        return {"span_ns": _mean(table.span_ns), **parts}
+        return self.run.steps.means(slice(None)) if len(self.run.steps) else {"span_ns": None}
 
     @cached_property
     def groups(self) -> tuple[GroupRow, ...]:
@@ -214,17 +204,11 @@ class Overview:
                 slug="no-such-step",
             )
         by_rank = {rank.rank: rank for rank in self.run.ranks}
-        spans = table.span_ns
-        return tuple(
-            RankRow(
-                by_rank[rank],
-                1,
-                float(spans[row]),
-                {name: _mean(table.parts[name][row : row + 1]) for name in STEP_PARTS},
-                None,
-            )
-            for row, rank in zip(rows.tolist(), table.rank[rows].tolist(), strict=True)
-        )
+        result = []
+        for row, rank in zip(rows.tolist(), table.rank[rows].tolist(), strict=True):
+            parts = table.means(slice(row, row + 1))
+            result.append(RankRow(by_rank[rank], 1, parts.pop("span_ns"), parts, None))
+        return tuple(result)
 
     @property
     def missing(self) -> tuple[RankRecord, ...]:
@@ -258,11 +242,6 @@ def format_ranges(numbers: Iterable[int], *, most: int = 12) -> str:
     ]
     left = sum(high - low + 1 for low, high in ranges[most:])
     return ", ".join(words[:most]) + (f" and {left:,} more" if left else "")
-
-
-def _mean(values: NDArray[np.float64]) -> float | None:
-    known = values[~np.isnan(values)]
-    return float(known.mean()) if len(known) else None
 
 
 def _group_row(

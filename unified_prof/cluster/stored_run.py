@@ -189,6 +189,12 @@ class StepTable:
         """Length of each step of each rank, ns."""
         return (self.end_ns - self.start_ns).astype(np.float64)
 
+    def means(self, rows: slice | NDArray[np.int64]) -> dict[str, float | None]:
+        """Return the means of `span_ns` and STEP_PARTS over the rows where they are known."""
+        found = {"span_ns": self.span_ns, **self.parts}
+        known = {name: values[rows][~np.isnan(values[rows])] for name, values in found.items()}
+        return {name: float(one.mean()) if len(one) else None for name, one in known.items()}
+
 
 class StoredRun:
     """The open summary of a run; use `open_run` to create one.

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from unified_prof.cluster.overview import GroupRow, Overview, RankRow, StepRow
 from unified_prof.cluster.step_lanes import select_lanes
-from unified_prof.cluster.stored_run import STEP_PARTS, FindingRecord, GroupRecord, LinkRecord
+from unified_prof.cluster.stored_run import FindingRecord, GroupRecord, LinkRecord
 from unified_prof.report import names
 from unified_prof.report.formats import ClusterRequest, encode_varints
 from unified_prof.report.renderers import csv_text, dump_json, fill_page
@@ -71,17 +71,11 @@ def _steps(
     overview: Overview, number: int, step: int | None
 ) -> tuple[tuple[int, dict[str, float | None]], ...]:
     table = overview.run.steps
-    rows = np.flatnonzero(table.rank == number).tolist()
-    found: list[tuple[int, dict[str, float | None]]] = []
-    for row in rows:
-        if step is None or table.step[row] == step:
-            parts = {name: _known_or_none(table.parts[name][row]) for name in STEP_PARTS}
-            found.append((int(table.step[row]), {"span_ns": float(table.span_ns[row]), **parts}))
-    return tuple(found)
-
-
-def _known_or_none(value: float) -> float | None:
-    return None if np.isnan(value) else float(value)
+    return tuple(
+        (int(table.step[row]), table.means(slice(row, row + 1)))
+        for row in np.flatnonzero(table.rank == number).tolist()
+        if step is None or table.step[row] == step
+    )
 
 
 def _operations(overview: Overview, row: RankRow) -> tuple[RankOperationRow, ...]:
