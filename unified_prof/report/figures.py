@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from operator import attrgetter
 from typing import Any, TypeVar
 
 from unified_prof.errors import StoreError, UsageError
@@ -68,6 +69,17 @@ class Figures:
     model_use: tuple[ModelUse, ...] = ()
 
 
+_SORT_KEYS = {
+    "time": "total_ns",
+    "forward": "forward_ns",
+    "backward": "backward_ns",
+    "average": "average_ns",
+    "count": "count",
+    "size": "size_bytes",
+    "name": "name",
+}
+
+
 def select_rows(
     breakdown: Breakdown, *, sort: str | None = None, top: int | None = None
 ) -> Selection:
@@ -80,17 +92,17 @@ def select_rows(
     """
     rows = list(breakdown.rows)
     if sort is not None:
-        keys = [_sort_key(row, sort) for row in rows]
-        if rows and all(key is None for key in keys):
+        key = attrgetter(_SORT_KEYS[sort])
+        if rows and all(key(row) is None for row in rows):
             raise UsageError(
                 f"cannot sort by {sort}: not measured for any {breakdown.by}",
                 hint="try time, size, count or name",
                 slug="cannot-sort",
             )
         if sort == "name":
-            rows.sort(key=lambda row: row.name)
+            rows.sort(key=key)
         else:
-            rows.sort(key=lambda row: -_number_or_lowest(_sort_key(row, sort)))
+            rows.sort(key=lambda row: 1.0 if key(row) is None else -key(row))
     return Selection(breakdown, tuple(rows if top is None else rows[:top]))
 
 
@@ -102,23 +114,6 @@ def _describe_breakdown(analysis: Analysis, selection: Selection) -> Selection:
         for row in selection.rows
     ]
     return Selection(selection.breakdown, tuple(rows))
-
-
-def _sort_key(row: Row, sort: str) -> float | str | None:
-    figures: dict[str, float | str | None] = {
-        "time": row.total_ns,
-        "forward": row.forward_ns,
-        "backward": row.backward_ns,
-        "average": row.average_ns,
-        "count": row.count,
-        "size": row.size_bytes,
-        "name": row.name,
-    }
-    return figures[sort]
-
-
-def _number_or_lowest(value: float | str | None) -> float:
-    return -1.0 if value is None else float(value)
 
 
 def collect_figures(

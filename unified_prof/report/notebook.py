@@ -18,7 +18,7 @@ from unified_prof.report.document import (
 )
 from unified_prof.report.figures import Figures, select_rows
 from unified_prof.report.formats import DeviceRequest
-from unified_prof.report.operation_difference import add_difference
+from unified_prof.report.operation_difference import difference_document
 from unified_prof.report.renderers import render_fragment
 from unified_prof.report.report_document import report_document
 from unified_prof.report.verdicts import verdict_document
@@ -53,7 +53,7 @@ def _add(document: Document, shown: object) -> None:
     elif isinstance(shown, DeviceDifference):
         document.add(device_document(shown, DeviceRequest(top=_MAX_ROWS)))
     elif isinstance(shown, Difference):
-        add_difference(document, shown, top=_MAX_ROWS, everything=False)
+        document.add(difference_document(shown, top=_MAX_ROWS))
     elif isinstance(shown, Verdict):
         document.add(verdict_document(shown))
     elif isinstance(shown, Advice):

@@ -54,12 +54,6 @@ def difference_document(found: Difference, *, top: int, everything: bool = False
     If `everything`, also show unchanged rows.
     """
     document = Document()
-    add_difference(document, found, top=top, everything=everything)
-    return document
-
-
-def add_difference(document: Document, found: Difference, *, top: int, everything: bool) -> None:
-    """Add a comparison to a document."""
     document.title(f"{found.base.label} -> {found.new.label}")
     for warning in found.warnings:
         document.warning("warning", warning)
@@ -88,6 +82,7 @@ def add_difference(document: Document, found: Difference, *, top: int, everythin
         document.note("calls of a loop that changed alike are one row (xN); --format json has each")
     for line in _remarks(found, everything):
         document.note(line)
+    return document
 
 
 def add_increases(document: Document, found: Difference, count: int, name: str) -> bool:
