@@ -336,10 +336,6 @@ def breakdown_tracked_regions(
             name=one,
             kind="annotation",
             count=_count(regions, of_name.get(one, ()), iterations),
-            total_ns=sums["total_ns"][number],
-            forward_ns=sums["forward_ns"][number],
-            backward_ns=sums["backward_ns"][number],
-            activation_bytes=sums["activation_bytes"][number],
             detail=_enclosing_tracked_names(of_name.get(one, ())),
             extra={
                 "self_ns": own_ns[number],
@@ -348,6 +344,7 @@ def breakdown_tracked_regions(
                     default=None,
                 ),
             },
+            **{what: values[number] for what, values in sums.items()},
         )
         for one, number in number_of.items()
     ]

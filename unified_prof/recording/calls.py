@@ -24,6 +24,7 @@ OPERATION, KERNEL, COMMUNICATION, COPY, WEIGHT, OTHER = range(len(KINDS))
 SIZES = ("weight_bytes", "gradient_bytes", "activation_bytes", "allocated_bytes")
 # The columns of `Calls` that are summed; they are fields of `Row` too.
 SUMMED = ("total_ns", "forward_ns", "backward_ns", "recomputed_ns", *SIZES)
+_LABELLED = ("name", "module", "line", "stack", "region")  # Columns of numbers in the labels.
 
 
 class Labels:
@@ -144,21 +145,16 @@ def concatenate(parts: Sequence[Calls]) -> Calls:
             offset += len(part)
         return result
 
-    name = column("name", labelled=True)
-    assert name is not None, "every table has names"
+    columns: dict[str, Any] = {name: column(name, labelled=True) for name in _LABELLED}
+    columns |= {name: column(name, labelled=False) for name in SUMMED}
     classes: dict[str, str] = {}
     for part in parts:
         classes.update(part.module_class)
     return Calls(
         labels=labels,
-        name=name,
         kind=np.concatenate([part.kind for part in parts]),
-        module=column("module", labelled=True),
-        line=column("line", labelled=True),
-        stack=column("stack", labelled=True),
-        region=column("region", labelled=True),
         module_class=classes,
-        **{summed: column(summed, labelled=False) for summed in SUMMED},
+        **columns,
     )
 
 
@@ -268,22 +264,17 @@ class Sums:
             name: self._columns[name].sums if name in self._columns else [None] * len(timed)
             for name in SUMMED
         }
+        recomputed = sums.pop("recomputed_ns")
         rows = [
             Row(
                 name=names[number],
                 kind=KINDS[self._kind[number]],
                 count=int(timed[number] or self._entries[number]),
-                total_ns=sums["total_ns"][number],
-                forward_ns=sums["forward_ns"][number],
-                backward_ns=sums["backward_ns"][number],
-                weight_bytes=sums["weight_bytes"][number],
-                gradient_bytes=sums["gradient_bytes"][number],
-                activation_bytes=sums["activation_bytes"][number],
-                allocated_bytes=sums["allocated_bytes"][number],
                 detail=details.get(number) if details else None,
-                extra={"recomputed_ns": sums["recomputed_ns"][number]}
+                extra={"recomputed_ns": recomputed[number]}
                 if "recomputed_ns" in self._columns
                 else {},
+                **{name: values[number] for name, values in sums.items()},
             )
             for number in (range(len(timed)) if order is None else order)
             if self._entries[number]

@@ -332,8 +332,6 @@ _NOTHING = np.zeros(0, np.int64)
 
 def load_task_queue(source: Source, strings: Strings) -> TaskQueue:
     """Read the entries of the task queue; enqueue and dequeue share a connection id."""
-    if "PYTORCH_API" not in source.tables:
-        return TaskQueue(_NOTHING, _NOTHING, _NOTHING, _NOTHING, _NOTHING)
     entries = source.integers("PYTORCH_API", {"type": "coalesce(type, -1)"})["type"] == API_QUEUE
     if not entries.any():
         return TaskQueue(_NOTHING, _NOTHING, _NOTHING, _NOTHING, _NOTHING)

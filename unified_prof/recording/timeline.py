@@ -91,13 +91,8 @@ def build(
             Lane(
                 device=device_name(where >> 32),
                 name="collectives" if stream < 0 else f"stream {stream}",
-                start_ns=blocks.start_ns[own],
                 duration_ns=blocks.end_ns[own] - blocks.start_ns[own],
-                busy_ns=blocks.busy_ns[own],
-                count=blocks.count[own],
-                label=blocks.label[own],
-                kind=blocks.kind[own],
-                connection=blocks.connection[own],
+                **{name: getattr(blocks, name)[own] for name in _OF_BLOCKS},
             )
         )
     return Timeline(
@@ -109,6 +104,10 @@ def build(
         rows.count,
         busiest,
     )
+
+
+# Columns of blocks that lanes have too.
+_OF_BLOCKS = ("start_ns", "busy_ns", "count", "label", "kind", "connection")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

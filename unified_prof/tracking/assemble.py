@@ -328,5 +328,5 @@ def _difference(sequence: Sequence[Entry], reference: Sequence[Entry], among: st
 
 def _say(entry: Entry) -> str:
     site, in_backward = entry
-    where = f" at {site.frames[0].file_path}:{site.frames[0].line_number}" if site.frames else ""
+    where = f" at {site.line}" if site.line else ""
     return f"{site.name}{where} {'with' if in_backward else 'without'} backward"

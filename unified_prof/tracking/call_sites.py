@@ -156,6 +156,11 @@ class Site:
     kept: bool
     """True if the report shows it."""
 
+    @property
+    def line(self) -> str | None:
+        """`file:line` of the innermost frame; None without frames."""
+        return f"{self.frames[0].file_path}:{self.frames[0].line_number}" if self.frames else None
+
 
 class SiteTable:
     """Sites of a report by call site number; equal sites are the same object."""

@@ -347,8 +347,8 @@ def _operations_outside(
     for index, number in enumerate(iteration.sites.tolist()):
         site = project.site(number, with_setup=iteration.with_setup)
         shown = table.site(number, with_setup=iteration.with_setup).kept
-        if site.kept and site.frames and not (shown or in_backward[index]):
-            key = site.name, f"{site.frames[0].file_path}:{site.frames[0].line_number}"
+        if site.kept and site.line and not (shown or in_backward[index]):
+            key = site.name, site.line
             count[key] += 1
             times_ns[key] += ms_to_ns(float(np.nan_to_num(iteration.forward_ms[index])))
     return [(*key, count[key], ns) for key, ns in times_ns.most_common(_MAX_OUTSIDE)]
@@ -361,9 +361,8 @@ def _repeated_work(
     rows: dict[tuple[str, str], Counter[str]] = {}
     for index, number in enumerate(iteration.sites.tolist()):
         site = table.site(number, with_setup=iteration.with_setup)
-        if site.kept and site.frames:
-            line = f"{site.frames[0].file_path}:{site.frames[0].line_number}"
-            rows.setdefault((site.name, line), Counter())[calls.get(index, "new")] += 1
+        if site.kept and site.line:
+            rows.setdefault((site.name, site.line), Counter())[calls.get(index, "new")] += 1
     return [
         {"name": name, "line": line, "calls": count.total(), **count}
         for (name, line), count in rows.items()
