@@ -38,7 +38,7 @@ def test_text_output_lists_cost_and_advice_of_each_finding(
     assert "try: reduce launch overhead" in text
     assert "before Add" in text
     (skipped,) = [line for line in text.splitlines() if line.startswith("skipped: ")]
-    assert "unfused_optimizer and 3 more (--json): no framework oper" in skipped
+    assert "unfused_optimizer and 4 more (--json): no framework oper" in skipped
     assert skipped.endswith("more reasons (--json)")
 
 

@@ -22,6 +22,7 @@ from unified_prof.explain.advice import (
     memory_rules,
     npu_rules,
     optimizer_rules,
+    product_rules,
     tracked_operations,
     wait_rules,
 )
@@ -159,6 +160,7 @@ RULES: tuple[Rule, ...] = (
     Rule(host_rules.late_work, host, cheap=True),
     Rule(communication_rules.small_buckets, _COLLECTIVES, cheap=True),
     Rule(communication_rules.exposed_communication, _COLLECTIVES, cheap=True),
+    Rule(product_rules.avoidable_products, both(device, framework)),
     Rule(optimizer_rules.dense_embedding),
     Rule(kernel_rules.fills),
     Rule(kernel_rules.format_conversions),

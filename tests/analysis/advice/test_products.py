@@ -1,0 +1,165 @@
+"""Matrix products that compute more than is needed, by the shapes of their inputs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.analysis.advice.faulty_runs import US, FaultyRun, findings_by_kind, saving_ns
+from unified_prof.recording.model import Finding
+
+Op = tuple[str, str, int]
+"""Name, shapes of inputs, and µs of the kernel; `name <` is backward of the operation before."""
+
+
+def findings_of(path: Path, *steps: list[Op]) -> dict[str, Finding]:
+    """Write steps of operations that the host launches early; return findings by kind."""
+    with FaultyRun(path) as run:
+        host = device = 0
+        for number, operations in enumerate(steps):
+            begin = host
+            for name, shapes, us in operations:
+                inputs = shapes, ";".join(["float"] * len(shapes.split(";")))
+                run.call(host, host + 4 * US, name, inputs=inputs)
+                call = run.api(host + US, host + 2 * US, "cudaLaunchKernel")
+                kernel = "gemm" if "mm" in name else "elementwise_kernel"
+                device = max(device, host + 4 * US)
+                run.task(device, device + us * US, connection=call, kernel=(kernel, name))
+                device, host = device + us * US, host + 5 * US
+            run.step(number, begin, host)
+    return findings_by_kind(path)
+
+
+REST = ("aten::mm", "512,512;512,512", 1000)
+ADAPTER = ("aten::mm", "4096,16;16,4096", 100)
+
+
+@pytest.mark.parametrize(
+    "operations",
+    [
+        [ADAPTER, ("aten::mm", "2048,4096;4096,4096", 400)],
+        [ADAPTER, ("aten::mul", "4096,4096", 40), ("aten::mm", "2048,4096;4096,4096", 400)],
+        [("aten::mm", "4096,16;16,2048", 100), ("aten::addmm", "4096;64,2048;2048,4096", 400)],
+        [ADAPTER, ("aten::mm", "4096,4096;4096,2048", 400)],
+        [("aten::bmm", "8,4096,16;8,16,4096", 100), ("aten::bmm", "8,512,4096;8,4096,4096", 400)],
+    ],
+)
+def test_products_with_a_cheaper_order_cost_what_the_order_saves(
+    tmp_path: Path, operations: list[Op]
+) -> None:
+    finding = findings_of(tmp_path / "run.db", *[[REST, *operations]] * 6)["product_order"]
+    # The other order moves mostly the inputs and the result.
+    assert 250 * US < saving_ns(finding) < 500 * US
+    assert "torch.linalg.multi_dot" in finding.advice
+
+
+@pytest.mark.parametrize(
+    "operations",
+    [
+        pytest.param(
+            [
+                ADAPTER,
+                ("aten::add", "4096,4096;4096,4096", 40),
+                ("aten::mm", "2048,4096;4096,4096", 400),
+            ],
+            id="merged weights",
+        ),
+        pytest.param(
+            [
+                ("aten::bmm", "8,1024,64;8,64,1024", 100),
+                ("aten::_softmax", "8,1024,1024", 50),
+                ("aten::bmm", "8,1024,1024;8,1024,64", 100),
+            ],
+            id="attention",
+        ),
+        pytest.param(
+            [
+                ("aten::mm", "2048,4096;4096,16", 100),
+                ("aten::mm", "2048,16;16,4096", 100),
+                ("aten::mm", "2048,4096;4096,4096", 400),
+            ][:2],
+            id="right order",
+        ),
+        pytest.param([ADAPTER, ("aten::mm", "4096,1024;1024,1024", 400)], id="other products"),
+    ],
+)
+def test_other_products_have_no_cheaper_order(tmp_path: Path, operations: list[Op]) -> None:
+    assert "product_order" not in findings_of(tmp_path / "run.db", *[[REST, *operations]] * 6)
+
+
+LOGITS = ("aten::mm", "2048,1024;1024,50304", 800)
+CAST = ("aten::_to_copy", "2,1024,50304", 200)
+
+
+@pytest.mark.parametrize(
+    ("operations", "lost_us"),
+    [
+        ([LOGITS, ("aten::argmax", "2,50304", 5)], 530),
+        ([LOGITS, CAST, ("aten::div", "2,50304", 5), ("aten::_softmax", "2,50304", 5)], 730),
+        (
+            [LOGITS, ("aten::index", "2048,50304;300", 40), ("aten::_log_softmax", "300,50304", 5)],
+            430,
+        ),
+    ],
+)
+def test_unused_rows_of_logits_cost_their_share(
+    tmp_path: Path, operations: list[Op], lost_us: int
+) -> None:
+    finding = findings_of(tmp_path / "run.db", *[[REST, *operations]] * 6)["unused_rows"]
+    assert saving_ns(finding) == pytest.approx(lost_us * US, rel=0.2)
+    assert "logits_to_keep" in finding.advice
+
+
+@pytest.mark.parametrize(
+    "operations",
+    [
+        pytest.param([LOGITS, ("aten::_log_softmax", "2048,50304", 100)], id="loss"),
+        pytest.param(
+            [LOGITS, ("aten::argmax", "2,50304", 5), ("aten::_log_softmax", "2048,50304", 9)],
+            id="a sample, and a loss",
+        ),
+        pytest.param(
+            [LOGITS, ("aten::add", "2048,1024", 9), ("aten::argmax", "2,50304", 5)], id="other"
+        ),
+        pytest.param(
+            [("aten::mm", "2,1024;1024,50304", 800), ("aten::argmax", "2,50304", 5)], id="decode"
+        ),
+        pytest.param([LOGITS, ("aten::_log_softmax", "2046,50304", 100)], id="shifted labels"),
+    ],
+)
+def test_logits_that_are_used_are_no_finding(tmp_path: Path, operations: list[Op]) -> None:
+    assert "unused_rows" not in findings_of(tmp_path / "run.db", *[[REST, *operations]] * 6)
+
+
+def generation(lengths: list[int], layers: int = 4) -> list[list[Op]]:
+    """Return a step per forward pass of two sequences of given lengths."""
+    return [
+        [("aten::mm", f"{2 * one},1024;1024,1024", 100), ("aten::add", f"2,{one},1024", 50)]
+        * layers
+        for one in lengths
+    ]
+
+
+def test_sequences_that_grow_by_one_position_are_computed_again(tmp_path: Path) -> None:
+    finding = findings_of(tmp_path / "run.db", *generation([*range(1000, 1012)]))["no_kv_cache"]
+    # Of a product, reading the weights stays.
+    assert 4 * (50 + 45) * US < saving_ns(finding) < 4 * (75 + 50) * US
+    assert "use_cache=True" in finding.advice
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        pytest.param([1000] + [1] * 12, id="cache"),
+        pytest.param(
+            [1000, 1003, 1001, 1010, 1004, 1002, 1005, 1006, 1009, 1007, 1008], id="batches"
+        ),
+        pytest.param(
+            [500, 501, 502, 502, 503, 504, 505, 505, 505, 506, 507, 508], id="sorted batches"
+        ),
+        pytest.param([*range(1000, 1006)], id="few"),
+    ],
+)
+def test_other_sequences_are_not_computed_again(tmp_path: Path, lengths: list[int]) -> None:
+    assert "no_kv_cache" not in findings_of(tmp_path / "run.db", *generation(lengths))
