@@ -15,7 +15,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,8 @@ from tests.records import run_with_regions
 from tests.simulated.machine import Machine, Settings
 from tests.simulated.models import Model, run_step
 from unified_prof.base.run_spec import Frame
+from unified_prof.explain.roofline import serving_formulas
+from unified_prof.explain.roofline.arguments import Arguments, UnknownCostError, parsed
 from unified_prof.sqlite import skyline_writer
 from unified_prof.version import VERSION
 
@@ -108,15 +110,21 @@ def msprof() -> None:
             device.memory(begin + 50_000, "PTA", 3 << 29)
 
 
-def simulated(path: str, faults: str = "", run: Mapping[str, Any] = {}, **model: Any) -> None:
-    """Write the trace of six steps of a small program."""
+def simulated(
+    path: str,
+    always: Mapping[str, str] = {},
+    sometimes: Mapping[int, Mapping[str, str]] = {},
+    run: Mapping[str, Any] = {},
+    **model: Any,
+) -> None:
+    """Write the trace of six steps of a small program, with faults in all or single steps."""
     small = {"layers": 2, "width": 256, "tokens": 512, "vocabulary": 1024, **model}
     machine = Machine(Settings(**{"batch_us": 300.0, **run}))
     for number in range(8):
         if number == 2:
             machine.begin_recording()
         with machine.step(number):
-            run_step(machine, Model(**small), {"middle": faults})
+            run_step(machine, Model(**small), {**always, **sometimes.get(number, {})})
     machine.write(Path(path))
 
 
@@ -129,7 +137,7 @@ def kineto() -> None:
         "casts": 1,
         "dtype": "fp32",
     }
-    simulated("faulty.json", "item", optimizer="loop", **faults)
+    simulated("faulty.json", {"middle": "item"}, optimizer="loop", **faults)
 
 
 def kineto_events() -> None:
@@ -160,16 +168,30 @@ def mindstudio() -> None:
         exports.all_kinds(database)
 
 
+def faults() -> None:
+    """Write traces of programs with faults of kernels, of the host and of allocations."""
+    kernels: dict[str, Any] = {"width": 2050, "tokens": 8192, "vocabulary": 50303, "casts": 2}
+    kernels |= {"transposes": 2, "flash": False, "fused_activation": False, "optimizer": "loop"}
+    simulated("kernels.json", **kernels)
+    pauses = {5: {"middle": "item, compile"}, 6: {"middle": "collect", "end": "save"}}
+    host = {"workers": 2, "batch_us": 9_000.0}
+    simulated("host.json", {"end": "item, log", "start": "much memory"}, pauses, host)
+    stalls = {"layer": "free, malloc", "middle": "retries", "end": "nonzero"}
+    simulated("stalls.json", stalls, {4: {"layer": "two synchronizations"}}, input_host_us=900.0)
+
+
 def ddp() -> None:
     """Write the trace of a rank whose all-reduces are at the end."""
     simulated("rank0.json", run={"ranks": 8, "late_us": 100.0}, reduction="at end")
 
 
 def cluster() -> None:
-    """Write the databases of four ranks, and of four of which one is slow and one starts late."""
+    """Write the databases of four ranks of runs: without and with slow ranks, links, experts."""
     for name, plan in (
         ("base", Plan(tp=2, dp=2, pp=1, steps=6, per_host=2)),
         ("slow", Plan(tp=2, dp=2, pp=1, steps=6, per_host=2, slow={3: 1.4}, late={0: 400_000})),
+        ("experts", Plan(tp=1, dp=4, pp=1, ep=4, steps=6, per_host=2, hot={1: 1.6})),
+        ("stages", Plan(tp=1, dp=2, pp=2, steps=6, per_host=2, slow_links={(0, 2): 8.0})),
     ):
         Path(name).mkdir()
         run = simulate(plan)
@@ -194,6 +216,7 @@ RECORDINGS: dict[str, Callable[[], Any]] = {
     "msprof": msprof,
     "kineto": kineto,
     "kineto_events": kineto_events,
+    "faults": faults,
     "ddp": ddp,
     "nsys": lambda: nsys.write(Path("run.sqlite"), nsys.all_kinds()),
     "rocm": lambda: rocm.write(Path("run.db"), rocm.small()),
@@ -203,6 +226,7 @@ RECORDINGS: dict[str, Callable[[], Any]] = {
     "mindstudio": mindstudio,
     "prof": prof,
     "cluster": cluster,
+    "formulas": lambda: None,
     "migrate": lambda: make_msmonitor(Path("msmonitor_1_20260101000000000_0.db")),
 }
 
@@ -230,6 +254,8 @@ def output_of(words: list[str]) -> str:
     if words[0] == "dump":
         with closing(sqlite3.connect(words[1])) as db:
             return snapshots.rows_text(db)
+    if words[0] == "formulas":
+        return "".join(formulas(words[1]))
     done = uprof(*words)
     code = f"exit code {done.returncode}\n" if done.returncode else ""
     parts = [code, done.stderr, readable(done.stdout)]
@@ -238,6 +264,34 @@ def output_of(words: list[str]) -> str:
         for file in sorted(out.iterdir()) if out.is_dir() else [out]:
             parts += [f"--- {file.name}\n", readable(file.read_text(encoding="utf-8"))]
     return "".join(parts)
+
+
+def formulas(shape: str) -> Iterator[str]:
+    """Yield the cost of each operation for tensors of a shape, and what an argument changes."""
+    numbers = range(20)
+
+    def cost(name: str, left_out: int = -1, true: int = -1) -> str:
+        shapes = ";".join(shape if at < 7 and at != left_out else "" for at in numbers)
+        types = ";".join(
+            "c10::BFloat16" if at < 7 and at != left_out else "Scalar" for at in numbers
+        )
+        values = tuple("True" if at == true else "False" for at in numbers)
+        formula = serving_formulas.formula_of(name)
+        assert formula is not None
+        try:
+            found = asdict(formula(Arguments(parsed(shapes, types).given, values)))
+        except UnknownCostError as error:
+            return str(error)
+        return ", ".join(f"{key} {one}" for key, one in found.items() if one not in (None, ""))
+
+    for name in sorted(serving_formulas._FORMULAS):
+        if not (usual := cost(name)).startswith("unit"):
+            continue
+        yield f"{name}: {usual}\n"
+        changed = {f"without {at}": cost(name, left_out=at) for at in range(7)}
+        changed |= {f"true {at}": cost(name, true=at) for at in numbers}
+        for text in sorted({text for text in changed.values() if text != usual}):
+            yield f"  {', '.join(key for key, one in changed.items() if one == text)}: {text}\n"
 
 
 def readable(text: str) -> str:
