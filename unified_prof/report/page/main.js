@@ -116,15 +116,17 @@ function findingRow(report, finding, most) {
 }
 
 function evidenceTable(report, rows) {
-  const columns = [["count", "count"], ["total_ns", "total"], ["operation", "operation"], ["line", "line"]]
+  const columns = [["count", "count"], ["total_ns", "total"], ["operation", "operation"], ["line", "line"], ["next", "next"]]
     .filter(([key]) => rows.some((row) => row[key] !== undefined));
+  const tone = (key) => (key === "count" || key === "total_ns" ? null : "text");
+  const short = new Map((report.figures.breakdowns.kernel?.rows ?? []).map((row) => [row.name, row.short]));
   return make("table", { class: "evidence" },
-    make("thead", {}, make("tr", {}, make("th", { class: "text", text: "name" }), ...columns.map(([, title]) => make("th", { text: title })))),
+    make("thead", {}, make("tr", {}, make("th", { class: "text", text: "name" }), ...columns.map(([key, title]) => make("th", { class: tone(key), text: title })))),
     make("tbody", {}, ...rows.map((row) => make("tr", {},
       make("td", { class: "text" }, report.timeline || report.host
-        ? make("button", { type: "button", class: "plain mono", title: "Search the timeline", text: row.name, on: { click: () => searchTimeline(row.name.replace(/^before /, "")) } })
+        ? make("button", { type: "button", class: "plain mono", title: "Search the timeline", text: short.get(row.name) ?? row.name, on: { click: () => searchTimeline(row.name.replace(/^before /, "")) } })
         : row.name),
-      ...columns.map(([key]) => make("td", { text: typeof row[key] === "string" ? row[key] : words.of(key, row[key]) }))))));
+      ...columns.map(([key]) => make("td", { class: tone(key), text: tone(key) ? row[key] ?? "" : words.of(key, row[key]) }))))));
 }
 
 function searchTimeline(text) {
