@@ -81,6 +81,17 @@ def test_equal_sequence_numbers_on_two_threads_are_two_nodes(tmp_path: Path, flo
     assert backward_ns(convert_events(tmp_path, *events)) == expected
 
 
+def test_gradients_are_accumulated_in_the_backward_pass(tmp_path: Path) -> None:
+    """Traces of torch 1 have no range of the engine around the nodes of its thread."""
+    name = "torch::autograd::AccumulateGrad"
+    accumulate = builders.operation(name, 100, 10, tid=21)
+    sum_of_branches = builders.operation("aten::add", 120, 10, tid=21)
+    forward = operation("aten::mm", 11, 0, 10, 0)
+    events = (with_kernel(one, 4) for one in (forward, accumulate, sum_of_branches))
+    report = convert_events(tmp_path, *(event for group in events for event in group))
+    assert backward_ns(report) == {"aten::mm": None, name: 4_000, "aten::add": 4_000}
+
+
 def test_operation_names_identify_the_forward_thread_if_there_are_no_flows(tmp_path: Path) -> None:
     events: list[builders.Event] = []
     for thread, name, node in ((11, "mm", "Mm"), (12, "relu", "Relu")):

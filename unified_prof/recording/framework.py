@@ -399,7 +399,11 @@ class Framework:
     @cached_property
     def _name_kinds(self) -> dict[str, Bools]:
         """Masks of the distinct names by kind."""
-        prefixes = {"module": MODULE_PREFIX, "engine": ENGINE_PREFIX, "optimizer": "Optimizer."}
+        prefixes: dict[str, str | tuple[str, ...]] = {
+            "module": MODULE_PREFIX,
+            "engine": (ENGINE_PREFIX, _ACCUMULATES),
+            "optimizer": "Optimizer.",
+        }
         kinds = {
             kind: [text.startswith(prefix) for text in self._names]
             for kind, prefix in prefixes.items()
@@ -575,6 +579,8 @@ class Framework:
 
 
 _IN_BACKWARD, _IN_OPTIMIZER = 1, 2
+# A node of the autograd engine, which torch 1 records without a range of the engine around it.
+_ACCUMULATES = "torch::autograd::AccumulateGrad"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
