@@ -72,7 +72,9 @@ def test_every_command_can_convert(kind: str, tmp_path: Path) -> None:
 
 def test_conversion_is_noted_once_and_never_with_quiet(tmp_path: Path) -> None:
     trace = MAKERS["kineto"](tmp_path / "in")
-    message = succeeded(uprof("report", trace, "--convert")).stderr
+    done = succeeded(uprof("report", trace, "--convert"))
+    message = done.stderr
+    assert done.stdout.startswith(f"{trace.name.partition('.')[0]}.db: msprof database"), "no hash"
     assert message.startswith(f"uprof: note: {trace} is a torch.profiler trace; its report is ")
     assert message.count("\n") == 1
     assert succeeded(uprof("report", trace, "--convert", "-q")).stderr == ""

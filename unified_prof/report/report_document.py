@@ -52,6 +52,8 @@ _FAMILIES = {
     "msprof": "msprof database",
 }
 _REMARKS = re.compile("; .*")
+# Directory of a cached report: a message names it, and its hash says nothing to readers.
+_CACHE = re.compile(r".*[/\\]uprof[/\\]reports[/\\][0-9a-f]{32}[/\\]")
 _NUMBER = re.compile(r"\d{1,9}(?:\.\d{1,9})?", re.ASCII)
 _OTHER_TIME = "optimizer and other"
 _MIN_REST_SHARE = 0.001  # Minimum share of time outside known passes to be mentioned.
@@ -135,7 +137,8 @@ def add_run_footer(document: Document, files: Mapping[str, Iterable[Path]], *, t
 def report_title(summary: Summary) -> str:
     """Return the title of a report."""
     family = _FAMILIES.get(summary.family, summary.family)
-    return f"{names.neutral(summary.path)}: {family}, revision {summary.revision}"
+    path = _CACHE.sub("", names.neutral(summary.path))
+    return f"{path}: {family}, revision {summary.revision}"
 
 
 def anomaly_warnings(summary: Summary) -> list[tuple[str, str]]:
