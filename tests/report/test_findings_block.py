@@ -52,6 +52,18 @@ def test_times_of_passes_add_up_to_the_device_time(tmp_path: Path) -> None:
     assert sum(map(float, re.findall(r"\((\S+) %\)", line))) == pytest.approx(100, abs=0.2)
 
 
+def test_idle_device_is_named_before_findings_without_a_saving(tmp_path: Path) -> None:
+    """Few short kernels in fp32 are not what a program of pauses needs to change first."""
+    with Device(tmp_path / "run.db") as device:
+        for at in range(3):
+            start = 1_000_000 * at
+            device.task(start, start + 100_000, kernel=("ampere_sgemm_128x64_nn", "aten::mm"))
+    with open_reports(tmp_path / "run.db") as opened:
+        lines = report_formats.produce_text(opened, ReportRequest()).splitlines()
+    assert lines[2].startswith("-  the device is idle 85.7 % of the time")
+    assert lines[3].startswith("-  full precision: ")
+
+
 def test_healthy_run_has_no_findings_block(tmp_path: Path) -> None:
     with open_reports(recording(tmp_path / "run.db", every=11 * US)) as opened:
         shown = report_formats.produce_text(opened, ReportRequest())
