@@ -196,7 +196,7 @@ FAULTS: dict[str, tuple[Any, ...]] = {
     ),
 }
 # The rules have quick tests in test_findings.py; these try them on traces of each scheme.
-QUICK = ("slow_rank", "link")
+QUICK = ("link",)
 
 
 @pytest.mark.parametrize(

@@ -128,20 +128,28 @@ def test_slow_data_loading_is_captured_and_named(tmp_path: Path) -> None:
     assert_requests_are_refused(tmp_path)
 
 
-def test_a_requested_capture_is_made_by_the_running_program(tmp_path: Path) -> None:
+@pytest.mark.quick(cases=1)
+@pytest.mark.parametrize("requests", [["out"], ["process", "signal"]])
+def test_a_requested_capture_is_made_by_the_running_program(
+    tmp_path: Path, requests: list[str]
+) -> None:
     child = start(tmp_path, "100000", "-9", options=("--share", "0"))
     try:
         wait_for_steps(tmp_path, 30)
-        for target in (tmp_path / "out", str(child.pid)):
-            made = uprof("capture", target, "--steps", "3")
-            assert made.returncode == 0, made.stderr
-            assert "captures/rank0_step" in made.stdout
-        child.send_signal(signal.SIGUSR2)
-        wait_until(lambda: len(captures_of(tmp_path)) == 3)
+        for request in requests:
+            if request == "signal":
+                child.send_signal(signal.SIGUSR2)
+            else:
+                target = tmp_path / "out" if request == "out" else str(child.pid)
+                made = uprof("capture", target, "--steps", "3")
+                assert made.returncode == 0, made.stderr
+                assert "captures/rank0_step" in made.stdout
+        wait_until(lambda: len(captures_of(tmp_path)) == len(requests))
     finally:
         (tmp_path / "stop").touch()
         stdout, stderr = child.communicate(timeout=120)
-    assert captures_of(tmp_path) == ["request", "request", "signal"]
+    expected = ["signal" if request == "signal" else "request" for request in requests]
+    assert captures_of(tmp_path) == expected
     assert (child.returncode, stdout) == (0, "trained\n")
     assert stderr.startswith("uprof: watching, steps in out\n")
     assert "steps of a watched run" in stderr
