@@ -52,6 +52,9 @@ class Model:
     lookup: str = ""  # "select" or "index": rows of a table that a layer adds.
     zeroes_gradients: bool = False  # zero_grad(set_to_none=False)
     average: str = ""  # "foreach", or "loop": moving averages of the parameters.
+    samples: int = 0  # Positions whose next token is chosen.
+    logits_of_all: bool = True  # Logits of all positions, not only of these.
+    adapter: str = ""  # Low-rank adapter: "x (A B)" or "(x A) B".
 
     @property
     def parameters(self) -> int:
@@ -203,6 +206,13 @@ def layer(model: Model) -> Iterator[Op]:
     """Return the operations of a layer."""
     tokens = model.tokens // model.pieces
     size, kernel = float(tokens * model.width), "at::native::elementwise_kernel<128, 4, copy>"
+    if model.adapter:
+        w, d = model.width, model.dtype
+        sizes = [((tokens, w), 16), ((tokens, 16), w)]
+        if model.adapter == "x (A B)":
+            sizes = [((w, 16), w), ((tokens, w), w)]
+        yield from [product("aten::matmul > aten::mm", left, columns, d) for left, columns in sizes]
+        yield pointwise("aten::add", size, d, 3)
     moved = pointwise("aten::contiguous > aten::clone > aten::copy_", size, model.dtype, 2, kernel)
     if model.lookup:
         path = {"select": "aten::index_select", "index": "aten::index"}[model.lookup]
@@ -339,6 +349,12 @@ def run_step(machine: Machine, model: Model, added: Mapping[str, str]) -> None:
         dtype = "fp32" if model.logits else model.dtype
         loss = pointwise(path, float(t * v), dtype, 2, "at::native::cunn_SoftMax_fwd")
         logits = [product(LINEAR, (t, model.width), v, model.dtype), *chain(model, model.logits, t)]
+        if model.samples:
+            rows = t if model.logits_of_all else model.samples
+            kernel = "at::native::reduce_kernel<512, 1, at::native::ReduceOp<ArgMaxOps<float>>>"
+            chosen = pointwise("aten::argmax", float(model.samples * v), model.dtype, 1, kernel)
+            chosen = chosen._replace(dims=((model.samples, v),))
+            logits = [product(LINEAR, (rows, model.width), v, model.dtype), chosen]
         groups.append([*logits, loss] if model.training else logits)
     if model.graph:
         with machine.range("torch/cuda/graphs.py(149): replay", "python_function"):

@@ -95,11 +95,11 @@ CAST = ("aten::_to_copy", "2,1024,50304", 200)
 @pytest.mark.parametrize(
     ("operations", "lost_us"),
     [
-        ([LOGITS, ("aten::argmax", "2,50304", 5)], 530),
-        ([LOGITS, CAST, ("aten::div", "2,50304", 5), ("aten::_softmax", "2,50304", 5)], 730),
+        ([LOGITS, ("aten::argmax", "2,50304", 5)], 750),
+        ([LOGITS, CAST, ("aten::div", "2,50304", 5), ("aten::_softmax", "2,50304", 5)], 950),
         (
             [LOGITS, ("aten::index", "2048,50304;300", 40), ("aten::_log_softmax", "300,50304", 5)],
-            430,
+            680,
         ),
     ],
 )
@@ -107,7 +107,7 @@ def test_unused_rows_of_logits_cost_their_share(
     tmp_path: Path, operations: list[Op], lost_us: int
 ) -> None:
     finding = findings_of(tmp_path / "run.db", *[[REST, *operations]] * 6)["unused_rows"]
-    assert saving_ns(finding) == pytest.approx(lost_us * US, rel=0.2)
+    assert saving_ns(finding) == pytest.approx(lost_us * US, rel=0.02)
     assert "logits_to_keep" in finding.advice
 
 
@@ -143,8 +143,8 @@ def generation(lengths: list[int], layers: int = 4) -> list[list[Op]]:
 
 def test_sequences_that_grow_by_one_position_are_computed_again(tmp_path: Path) -> None:
     finding = findings_of(tmp_path / "run.db", *generation([*range(1000, 1012)]))["no_kv_cache"]
-    # Of a product, reading the weights stays.
-    assert 4 * (50 + 45) * US < saving_ns(finding) < 4 * (75 + 50) * US
+    # Reading the weights stays.
+    assert 4 * (75 + 45) * US < saving_ns(finding) < 4 * (95 + 50) * US
     assert "use_cache=True" in finding.advice
 
 

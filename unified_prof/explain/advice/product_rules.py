@@ -19,6 +19,8 @@ from unified_prof.recording.framework import BACKWARD
 
 _SHAPE = re.compile(r"\[(\d+(?:,\d+)*)\]")
 Shape = tuple[int, ...]
+# Multiply-adds in the time in which memory moves an element: about 240 in bf16, 40 in fp32.
+BALANCE = 120
 
 
 class _Product(NamedTuple):
@@ -45,22 +47,17 @@ class _Product(NamedTuple):
         return cls(prod(left[:-2]), left[-2], left[-1], right[-1])
 
     @property
-    def flops(self) -> int:
-        """Multiply-adds."""
-        return self.batch * self.rows * self.inner * self.columns
-
-    @property
-    def elements(self) -> int:
-        """Elements of the operands and the result."""
+    def work(self) -> float:
+        """Time in elements that memory moves meanwhile, by FLOPs or by bytes."""
         inputs = self.inner * (self.rows + self.columns)
-        return self.batch * (inputs + self.rows * self.columns)
+        elements = inputs + self.rows * self.columns
+        return self.batch * max(self.rows * self.inner * self.columns / BALANCE, elements)
 
 
 def _staying(before: Sequence[_Product], after: Sequence[_Product]) -> float:
-    """Return the share of the time that other products take, limited by FLOPs or by bytes."""
-    flops, old_flops = (sum(one.flops for one in some) for some in (after, before))
-    moved, old_moved = (sum(one.elements for one in some) for some in (after, before))
-    return min(max(flops / max(old_flops, 1), moved / max(old_moved, 1)), 1.0)
+    """Return the share of the time that other products take."""
+    new, old = (sum(one.work for one in some) for some in (after, before))
+    return min(new / max(old, 1), 1.0)
 
 
 class _Operations:
