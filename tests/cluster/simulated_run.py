@@ -18,10 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays import intervals
+from unified_prof.arrays.grouping import NO_VALUE
 from unified_prof.cluster import rank_communication
 from unified_prof.cluster import rank_partial as partials
 from unified_prof.cluster.rank_communication import CoveredTime
-from unified_prof.cluster.rank_partial import NO_VALUE, Partial, RankFacts, RankGroup
+from unified_prof.cluster.rank_partial import Partial, RankFacts, RankGroup
 from unified_prof.sqlite.writer import ReportWriter
 
 START = 1_763_600_000_000_000_000
