@@ -42,6 +42,7 @@ class Launch(NamedTuple):
     blocks: int
     stream: int = COMPUTE
     details: Mapping[str, Any] = {}
+    until: float = 0.0  # Earliest end, because of another rank.
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ class Settings:
     launch_blocking: bool = False
     ranks: int = 1
     host_scale: float = 1.0  # Factor of launch overhead.
+    peer_scale: float = 1.0  # Time of the stage before this one, in times of this one.
 
 
 @dataclass
@@ -83,6 +85,7 @@ class Machine:
         self.pending: deque[float] = deque()
         self.events: list[dict[str, Any]] = []
         self.forward: dict[str, tuple[int, float]] = {}  # Sequence numbers, and their begin.
+        self.peer = EPOCH_US  # When the stage before this one is idle.
         self.spans: dict[tuple[int, int], list[float]] = {}  # Of annotations on streams.
         self.ids = dict.fromkeys(("correlation", "External id", "Python id", "sequence"), 0)
         spread_us = 0.0 if settings.lockstep else settings.batch_us / settings.workers
@@ -195,7 +198,7 @@ class Machine:
     def launch(self, *kernels: Launch, call: str = "cudaLaunchKernel") -> None:
         """Launch a kernel or a graph; the first collective of a step waits for the slowest rank."""
         with self._issue(call, LAUNCH_US.get(call, 0.15 * len(kernels))) as placed:
-            for name, us, blocks, stream, details in kernels:
+            for name, us, blocks, stream, details, until in kernels:
                 if stream == NCCL:
                     us, self.late_us = us + self.late_us, 0.0
                 per_unit = blocks / UNITS
@@ -204,7 +207,7 @@ class Machine:
                 args |= {"est. achieved occupancy %": min(100, int(per_unit * 12))}
                 args |= {"grid": [blocks, 1, 1], "block": [256, 1, 1], **details}
                 us *= max(0.9, self.random.gauss(1.0, 0.01))
-                end = self._task(("kernel", name), us, (stream, *placed), args)
+                end = self._task(("kernel", name), us, (stream, *placed), args, until)
             if self.settings.launch_blocking:
                 self.thread.now = max(self.thread.now, end + WAKE_US)
 
@@ -248,11 +251,13 @@ class Machine:
         yield begin, correlation, self.thread.now + LATENCY_US + abs(self.random.gauss(0.0, 0.6))
         self._returned(name, begin, correlation)
 
-    def _task(self, named: Named, us: float, placed: Placed, args: Args) -> float:
+    def _task(
+        self, named: Named, us: float, placed: Placed, args: Args, until: float = 0.0
+    ) -> float:
         """Put a task on its stream and return its end."""
         stream, launched, correlation, start = placed
         start = max(start, self.tails.get(stream, 0.0) + NEXT_TASK_US)
-        end = self.tails[stream] = start + us
+        end = self.tails[stream] = max(start + us, until)
         self.pending.append(end)
         self.step_end = max(self.step_end, end)
         place = {"device": 0, "context": 1, "stream": stream, "correlation": correlation}

@@ -46,6 +46,7 @@ class Model:
     input_host_us: float = 0.0  # Time of the main process for a batch; 0: worker processes.
     reduction: str = ""  # "overlapped", "at end", "per tensor at end"
     bus_gbps: float = 330.0  # Rate of large all-reduces.
+    pipeline: int = 0  # Microbatches of the last of two stages.
     graph: bool = False
     python_us: float = 0.0  # Time of the program itself at the start of a step.
     output_bytes: int = 0  # Copied to the host at the end of a step.
@@ -342,6 +343,10 @@ def run_step(machine: Machine, model: Model, added: Mapping[str, str]) -> None:
     with machine.range("train.py(61): prepare", "python_function"):
         machine.thread.now += model.python_us
     fetch(machine, model)
+    if model.pipeline:
+        pipeline(machine, model)
+        optimize(machine, model)
+        return
     groups = [[*layer(model)] for _ in range(model.layers)]
     if model.kind == "attention":
         t, v = model.tokens, model.vocabulary
@@ -386,6 +391,42 @@ def run_step(machine: Machine, model: Model, added: Mapping[str, str]) -> None:
     if model.output_bytes:
         to_host(machine, model.output_bytes, "Pageable", COPY)
     perform(machine, added.get("end", ""))
+
+
+def exchange(machine: Machine, model: Model, name: str, until: float = 0.0) -> float:
+    """Send to the stage before this one, or receive, and return when this ends."""
+    size = model.tokens * model.width
+    details = {"Collective name": name, "In msg nelems": size, "Out msg nelems": size}
+    details |= {"Group size": 2, "dtype": "BFloat16", "Process Group Name": "1"}
+    us = 2 * size / model.bus_gbps / 1e3 + 14.0
+    with machine.range(f"nccl:{name}", "user_annotation"):
+        machine.record("computed", COMPUTE)
+        machine.wait("computed", NCCL)
+        machine.launch(Launch(KERNELS["send"], us, 24, NCCL, details, until))
+        machine.record("exchanged", NCCL)
+    if name == "recv":
+        machine.wait("exchanged", COMPUTE)
+    return machine.tails[NCCL]
+
+
+def pipeline(machine: Machine, model: Model) -> None:
+    """Run the microbatches of a step, one forward and one backward pass at a time (1F1B)."""
+    ops = [op for _ in range(model.layers) for op in layer(model)]
+    scale, grads = machine.settings.peer_scale, [one for op in ops for one in op.gradients()]
+    forward_us, backward_us = (scale * sum(op.launch().us for op in part) for part in (ops, grads))
+    sent: list[float] = []
+    for number in range(model.pipeline):
+        if number > 1:  # The other stage runs a backward pass before the next forward pass.
+            machine.peer = max(machine.peer, sent[number - 2]) + backward_us
+        machine.peer += forward_us
+        exchange(machine, model, "recv", machine.peer)
+        for index, op in enumerate(ops):
+            op.run(machine, f"{number}.{index}")
+        backward(machine, model, [ops])
+        sent.append(exchange(machine, model, "send"))
+    for end in sent[-2:]:
+        machine.peer = max(machine.peer, end) + backward_us
+    machine.peer += 500.0
 
 
 def backward(machine: Machine, model: Model, groups: list[list[Op]]) -> None:

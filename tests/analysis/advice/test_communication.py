@@ -17,16 +17,19 @@ class RunWithCollectives(FaultyRun):
     """Writes a recording whose collectives have sizes."""
 
     def all_reduce(
-        self, start: int, end: int, size: int, *, members: int = 8, connection: int = 4294967295
+        self,
+        start: int,
+        end: int,
+        size: int,
+        *,
+        members: int = 8,
+        connection: int = 4294967295,
+        kind: str = "hcom_allReduce_",
     ) -> None:
-        """Add an all-reduce of `size` bytes."""
+        """Add an all-reduce, or another collective, of `size` bytes."""
         self._connections += 1
         number = self._connections
-        names = {
-            "opType": "hcom_allReduce_",
-            "groupName": "dp",
-            "opName": f"hcom_allReduce__{number}",
-        }
+        names = {"opType": kind, "groupName": "dp", "opName": f"{kind}_{number}"}
         row = {column: self.text(name) for column, name in names.items()}
         row |= {"connectionId": connection, "opId": number, "deviceId": 0}
         row |= {"count": size // 4, "dataType": FP32, "rankSize": members}
@@ -59,6 +62,26 @@ def test_exposed_communication_costs_all_but_the_last_message(tmp_path: Path) ->
     assert "which cannot be overlapped; saves up to 200 µs per step" in finding.text
     assert finding.sure == "likely"
     assert finding.evidence[0]["name"] == "all_reduce of 8.39 MB"
+
+
+@pytest.mark.parametrize(("waits_us", "cost_us"), [((300, 0, 0, 0), 0), ((300, 60, 60, 60), 240)])
+def test_pipeline_waits_at_the_begin_of_a_step_as_long_as_later(
+    tmp_path: Path, waits_us: tuple[int, ...], cost_us: int
+) -> None:
+    """Stages of equal length wait as well until the first microbatch arrives."""
+    with RunWithCollectives(tmp_path / "run.db", revision="latest") as run:
+        for step in range(5):
+            at = step * STEP
+            run.step(step, at, at + STEP)
+            for number, wait_us in enumerate((*waits_us, 0)):
+                received = at + (wait_us + 5) * US
+                run.all_reduce(at, received, 8 * MIB, members=2, kind="hcom_receive_")
+                until = (step + 1) * STEP if number == len(waits_us) else received + 80 * US
+                run.kernel(received, until)
+                at = until
+    findings = findings_by_kind(tmp_path / "run.db")
+    cost = saving_ns(findings["waiting_for_ranks"]) if cost_us else len(findings)
+    assert cost == pytest.approx(cost_us * US, rel=0.01)
 
 
 def test_waiting_of_a_message_that_starts_with_another_one_costs_its_time(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays import intervals
-from unified_prof.arrays.grouping import Frame, Ints, Lookup, Runs
+from unified_prof.arrays.grouping import Frame, Ints, Lookup, Runs, by_key
 from unified_prof.base.text import NS_PER_S, scaled
 from unified_prof.explain.advice.device_context import Cause, DeviceContext
 from unified_prof.explain.advice.idle_segments import (
@@ -108,13 +108,8 @@ class _Collectives:
         np.maximum.at(saved, task[known], saved_ns[known])
         return self._context.saving(rows, saved)
 
-    def longest_wait(self, waited: NDArray[np.float64]) -> str:
-        """Return a clause on the message with most of the waiting, if there is one.
-
-        Args:
-            waited: Share of each message that is waiting.
-        """
-        wait_ns = self.alone_ns * waited
+    def longest_wait(self, wait_ns: NDArray[np.float64]) -> str:
+        """Return a clause on the message with most of the waiting, if there is one."""
         at = int(wait_ns.argmax())
         if 2 * wait_ns[at] < wait_ns.sum() or len(wait_ns) < MIN_COMPARABLE:
             return ""
@@ -161,17 +156,22 @@ def exposed_communication(context: DeviceContext) -> Iterator[Cause]:
         "messages": len(messages.rows),
     }
     if transfer_ns < (1 - WAITING_SHARE) * known_ns:
-        waiting = 1 - transfer_ns / known_ns
         waited = np.where(known, 1 - transfer / np.maximum(messages.length, 1), 0.0)
+        wait_ns: NDArray[np.float64] = messages.alone_ns * waited
+        fill_ns = wait_ns - _without_fill_ns(context, messages, wait_ns)
+        cost = exposed * (1 - transfer_ns / known_ns) - float(fill_ns.sum())
+        if fill_ns.any() and context.share(cost) < EXPOSED_SHARE:
+            return
+        figures["fill_ns"] = round(float(fill_ns.sum()))
         yield context.finding(
-            exposed * waiting,
-            f"waiting for other ranks: {percent(context.share(exposed * waiting))} of the time is "
-            f"communication beyond its transfer time{messages.longest_wait(waited)}",
+            cost,
+            f"waiting for other ranks: {percent(context.share(cost))} of the time is "
+            f"communication beyond its transfer time{messages.longest_wait(wait_ns - fill_ns)}",
             kind="waiting_for_ranks",
             advice="analyze all ranks together: `uprof cluster build` names the straggling rank, "
             "host or link",
             sure="possible",
-            change=messages.saving(messages.alone_ns * waited),
+            change=messages.saving(wait_ns - fill_ns),
             least=0.0,
             figures=figures,
             evidence=messages.evidence(),
@@ -196,6 +196,29 @@ def exposed_communication(context: DeviceContext) -> Iterator[Cause]:
         figures={**figures, "last_bucket_ns": bucket_ns},
         evidence=messages.evidence(),
     )
+
+
+def _without_fill_ns(
+    context: DeviceContext, messages: _Collectives, wait_ns: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return the waits without those in which a pipeline fills at the begin of a step.
+
+    Stages of equal length wait there as well; its first receive costs what the others do.
+    """
+    result, rows = wait_ns.copy(), messages.rows
+    receives = np.array([name == "receive" for name in messages.messages.kinds])
+    if not context.steps or not receives.any():
+        return result
+    at = np.flatnonzero(receives[messages.messages.kind[rows]])
+    step = np.searchsorted(context.windows.start_ns, messages.start[at], side="right")
+    _, number = np.unique(
+        np.stack((step, messages.messages.group[rows[at]])), axis=1, return_inverse=True
+    )
+    for _, places in by_key(number.reshape(-1)):
+        if len(places) > MIN_COMPARABLE:
+            first, *others = at[places[np.argsort(messages.start[at[places]], kind="stable")]]
+            result[first] = min(wait_ns[first], float(np.median(wait_ns[others])))
+    return result
 
 
 def _last_buckets_ns(context: DeviceContext, messages: _Collectives) -> Ints:
