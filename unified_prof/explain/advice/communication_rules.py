@@ -157,12 +157,13 @@ def exposed_communication(context: DeviceContext) -> Iterator[Cause]:
     }
     if transfer_ns < (1 - WAITING_SHARE) * known_ns:
         waited = np.where(known, 1 - transfer / np.maximum(messages.length, 1), 0.0)
-        wait_ns: NDArray[np.float64] = messages.alone_ns * waited
+        wait_ns = (messages.alone_ns * waited).astype(np.float64)
         fill_ns = wait_ns - _without_fill_ns(context, messages, wait_ns)
         cost = exposed * (1 - transfer_ns / known_ns) - float(fill_ns.sum())
-        if fill_ns.any() and context.share(cost) < EXPOSED_SHARE:
-            return
-        figures["fill_ns"] = round(float(fill_ns.sum()))
+        if fill_ns.any():
+            figures["fill_ns"] = round(float(fill_ns.sum()))
+            if context.share(cost) < EXPOSED_SHARE:
+                return
         yield context.finding(
             cost,
             f"waiting for other ranks: {percent(context.share(cost))} of the time is "

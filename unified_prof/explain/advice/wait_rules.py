@@ -255,6 +255,7 @@ def _sync_gaps(context: DeviceContext) -> _SyncGaps:
     end = np.maximum(until, start)
     fetching = context.idle_where(lambda one: one.reason == INPUT)
     other = intervals.union(intervals.merge(fetching.start_ns, fetching.end_ns), context.claimed)
+    other = intervals.union(other, context.pauses)
     cost = end - start - intervals.covered(other, start, end)
     copies, alone_ns = _copies_alone(context)
     order = np.argsort(tasks.end_ns[copies], kind="stable")
@@ -268,9 +269,9 @@ def _sync_gaps(context: DeviceContext) -> _SyncGaps:
     place = np.array([places.setdefault(one, len(places)) for one in called], np.int64)
     copies_longer = np.bincount(place, copy_ns - cost) > 0
     gaps = _SyncGaps(sync, task, start, end, cost, copy, copy_ns, copies_longer[place])
-    # A gap that reaches into a pause, which is not analyzed, is part of it.
-    is_whole = intervals.covered(context.window, start, end) == end - start
-    return gaps.take(is_whole & ~_is_step_boundary(context, gaps))
+    # Pauses are not analyzed. The windows of steps may leave out some time between steps.
+    is_pause = 2 * intervals.covered(context.pauses, start, end) > end - start
+    return gaps.take(~is_pause & ~_is_step_boundary(context, gaps))
 
 
 def synchronising_calls(context: DeviceContext) -> Iterator[Cause]:
