@@ -1,14 +1,16 @@
 """Findings on the page in a browser."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from tests.analysis.advice.faulty_runs import US
 from tests.analysis.advice.test_kernels import mixed
+from tests.analysis.builders import Device
 from tests.report import browser
 from tests.report.browser import Browser
-from tests.report.on_page import click, write_page
+from tests.report.on_page import click, embedded_data, write_page
 from tests.report.test_findings_block import recording
 
 pytestmark = [pytest.mark.slow, browser.needed]
@@ -47,3 +49,33 @@ def test_page_without_findings_says_so(window: Browser, tmp_path: Path) -> None:
     window.open(write_page(recording(tmp_path / "run.db", every=11 * US)))
     text = window.run("return document.querySelector('#advice p').textContent")
     assert text.startswith("No findings: none of ")
+    assert "the device is busy 9" in text, "what takes the time, as in the text of a report"
+
+
+def test_rate_is_shown_only_if_most_shapes_are_known(window: Browser, tmp_path: Path) -> None:
+    path = write_page(recording(tmp_path / "run.db", every=11 * US))
+    page = path.read_text("utf-8")
+    data, begin = embedded_data(page), page.index('id="data">') + len('id="data">')
+    known = {"device": "device 0", "flops": 2e9, "time_ns": 1e6, "steps": None, "peak": ""}
+    shown = "return document.querySelector('[data-figure=model_use]').closest('.figure').innerText"
+    for share, text in ((0.6, "2.00 TFLOP/s"), (0.1, "10.0 % of kernel time")):
+        data["reports"][0]["figures"]["model_use"] = [known | {"known_share": share, "share": None}]
+        changed = json.dumps(data).replace("<", "\\u003c")
+        path.write_text(page[:begin] + changed + page[page.index("</script>", begin) :], "utf-8")
+        window.open(path)
+        assert text in window.run(shown)
+
+
+def test_long_symbol_takes_three_lines_and_has_its_full_name_as_title(
+    window: Browser, tmp_path: Path
+) -> None:
+    name = "Cijk_" + "MT16_" * 80
+    with Device(tmp_path / "run.db") as device:
+        for at, end in enumerate("ab"):
+            device.task(at * 1000, at * 1000 + 900, kernel=(f"{name}{end}{name}", "mm"))
+    window.open(write_page(tmp_path / "run.db"))
+    click(window, "#table button[data-value=kernel]")
+    cell = "const c = document.querySelector('#table tbody td'); return [c.offsetHeight, c.title]"
+    height, title = window.run(cell)
+    assert height < 5 * 24
+    assert title == f"{name}a{name}"

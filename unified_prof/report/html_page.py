@@ -30,6 +30,7 @@ from unified_prof.report.figures import (
     figures_document,
     readable_answers,
 )
+from unified_prof.report.finding_lines import composition, excluded_part, replay_notes
 from unified_prof.report.formats import ReportRequest, encode_varints
 from unified_prof.report.names import anomaly_name, readable_names, truncate_middle
 from unified_prof.report.renderers import fill_page, page_rows
@@ -97,8 +98,14 @@ def _report(analysis: Analysis, request: ReportRequest, blocks: int) -> dict[str
         "words": words,
         "units": counter_units(one["counter"] for one in figures["pmu"]),
         "trees": trees,
+        "composition": [],
+        "advice_notes": [],
         **over_time,
     }
+    if advice := shown.advice:
+        breakdowns = [one.breakdown for one in shown.selections[:1]]
+        report["composition"] = composition(shown.summary, breakdowns, advice)
+        report["advice_notes"] = [*excluded_part(advice), *replay_notes(advice)]
     if request.source_root is not None:
         lines = SourceLines(request.source_root)
         report["source"] = lines.texts(_source_lines(figures, trees))

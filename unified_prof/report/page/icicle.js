@@ -190,6 +190,7 @@ function unattributed(tree) {
 }
 
 function prepareTree(raw) {
+  raw.measures = raw.measures.filter((one, number) => !number || raw.values[one][0]);
   const children = raw.names.map(() => []);
   raw.parent.forEach((parent, node) => parent >= 0 && children[parent].push(node));
   return { ...raw, children };

@@ -5,6 +5,8 @@ const FAMILIES = {
   "skyline-run-time + skyline-memory": "Skyline run time and memory reports", msprof: "msprof database",
 };
 const CLOCKS = { device: "Device work", host: "Host time", operation: "Operations", none: "Time" };
+/** Minimum share of kernel time with known shapes for a rate, as in texts. */
+const RATED_SHARE = 0.5;
 function figures(report) {
   const { totals, devices, clock, launch_delay: delay } = report.figures;
   const found = [];
@@ -29,6 +31,10 @@ function figures(report) {
     found.push(figure(device.steps ? "Idle in steps" : "Idle in window", words.percent((100 * idle) / Math.max(1, of.window_ns)), `${words.duration(idle)} of the ${device.steps ? "steps" : "window"}`, `${idle} ns`, "idle_ns"));
   }
   for (const use of (report.figures.model_use ?? []).slice(0, 1)) {
+    if (use.known_share < RATED_SHARE) { // A rate over the whole time would be that of a part of the work.
+      found.push(figure("Compute", words.flops(use.flops), `in the ${words.percent(100 * use.known_share)} of kernel time with known shapes`, `${use.flops} FLOP`, "model_use"));
+      continue;
+    }
     const rate = `${words.flops((use.flops / use.time_ns) * 1e9)}/s`;
     const within = use.steps === null ? "of the window" : "of the steps";
     const known = use.share === null ? rate : words.percent(100 * use.share);
@@ -81,8 +87,9 @@ function adviceSection(report) {
   const { advice } = report.figures;
   if (!advice || !(advice.findings.length || advice.judged.length)) return null;
   const section = card("advice", "Findings");
+  const notes = report.advice_notes.map((text) => make("p", { class: "small soft" }, ...prose(text)));
   if (!advice.findings.length) {
-    section.append(make("p", { text: `No findings: none of ${words.count(advice.judged.length)} rules applies.` }));
+    section.append(make("p", { text: `${[`No findings: none of ${words.count(advice.judged.length)} rules applies`, ...report.composition].join("; ")}.` }), ...notes);
     return section;
   }
   const most = Math.max(1e-9, ...advice.findings.map((one) => one.cost_ms_per_step));
@@ -92,6 +99,7 @@ function adviceSection(report) {
     const share = advice.step_ms ? ` (${words.percent((100 * advice.together_ms) / advice.step_ms)})` : "";
     section.append(make("p", { class: "small soft", text: `All together save up to ${words.duration(advice.together_ms * 1e6)}${advice.steps ? " per step" : ""}${share}.` }));
   }
+  section.append(...notes);
   return section;
 }
 

@@ -2,6 +2,10 @@
 
 const FIRST_ROWS = 100;
 const PATH_ROOM = 34;
+/** Texts up to this length keep to one line in a table that is wider than the window. */
+const MOST_WHOLE = 44;
+/** Texts longer than this are cut after three lines. */
+const MOST_SHOWN = 160;
 
 /**
  * @param columns [{key, label, kind: "text" | "number" | "share", show(value, row), exact(value)}]
@@ -12,16 +16,22 @@ function sortableTable(label, columns, rows, state, announce) {
   const body = make("tbody");
   const more = make("button", { type: "button", on: { click: () => { state.all = true; draw(); } } });
   const headers = columns.map((column) => {
-    // Names are broken only if the longest one would take more than a third of the window.
-    const longest = Math.max(0, ...rows.slice(0, FIRST_ROWS).map((row) => briefly(column, row).length));
+    // Few names are broken: room for most of them, up to a third of the window.
+    const lengths = rows.slice(0, FIRST_ROWS).map((row) => briefly(column, row).length).sort((a, b) => a - b);
+    const usual = lengths[Math.floor(0.8 * lengths.length)] ?? 0;
     const cell = make("th", { scope: "col", class: column.kind === "text" ? "text" : null, "aria-sort": "none", "data-key": column.key,
-      style: column.kind === "text" ? { "min-width": `min(${0.55 * longest + 1.6}em, ${column.second ? "max(18vw, 43em - 33vw)" : "33vw"})` } : {} },
+      style: column.kind === "text" ? { "min-width": `min(${0.6 * usual + 1.6}em, ${column.second ? "max(18vw, 43em - 33vw)" : "33vw"})` } : {} },
       make("button", { type: "button", text: column.label, on: { click: () => sortBy(column) } }));
     head.append(cell);
     return cell;
   });
   const scroll = make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": label },
     make("table", {}, make("caption", { class: "hidden", text: label }), make("thead", {}, head), body));
+  // Breaking names gains nothing if the table is wider than the window anyway.
+  new ResizeObserver(() => {
+    scroll.classList.remove("wide");
+    scroll.classList.toggle("wide", scroll.scrollWidth > scroll.clientWidth);
+  }).observe(scroll);
 
   function sortBy(column) {
     const text = column.kind === "text";
@@ -72,7 +82,9 @@ function sortableTable(label, columns, rows, state, announce) {
       // Long symbols are shortened unless the search matches another part.
       const brief = briefly(column, row);
       const text = !wanted || brief.toLowerCase().includes(wanted) ? brief : whole;
-      const cell = make("td", { class: column.second ? "text second" : "text", "data-value": value, title: text === whole ? null : whole }, ...highlighted(text, wanted));
+      const long = text.length > MOST_SHOWN;
+      const cell = make("td", { class: `text${column.second ? " second" : ""}${text.length <= MOST_WHOLE ? " whole" : ""}`, "data-value": value, title: text === whole && !long ? null : whole },
+        ...(long ? [make("div", { class: "long" }, ...highlighted(text, wanted))] : highlighted(text, wanted)));
       if (column.extra) cell.append(...column.extra(row));
       return cell;
     }
@@ -141,7 +153,8 @@ function saved(name, text) {
 
 function highlighted(text, wanted) {
   const at = wanted ? text.toLowerCase().indexOf(wanted) : -1;
-  if (at < 0) return [text];
+  // Names are broken after their parts, if they have to be.
+  if (at < 0) return text.split(/(?<=::|[./])/).flatMap((part, number) => (number ? [make("wbr"), part] : [part]));
   return [text.slice(0, at), make("mark", { text: text.slice(at, at + wanted.length) }), text.slice(at + wanted.length)];
 }
 
