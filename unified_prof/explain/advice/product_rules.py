@@ -22,6 +22,8 @@ Shape = tuple[int, ...]
 # Multiply-adds in the time in which memory moves an element: about 240 in bf16, 40 in fp32.
 BALANCE = 120
 
+MAX_TASKS = 500_000  # Number of tasks to examine, which limits time and memory.
+
 
 class _Product(NamedTuple):
     """A product of `rows` by `inner` and `inner` by `columns`, `batch` times."""
@@ -71,6 +73,7 @@ class _Operations:
         kernels = (tasks.kind == KERNEL) & (call >= 0)
         self.owner = work.launches.call[tasks.row]
         forward = np.flatnonzero(kernels & (work.launches.passes[tasks.row] != BACKWARD))
+        forward = forward[:MAX_TASKS]
         calls, first, number = np.unique(call[forward], return_index=True, return_inverse=True)
         self.task = forward[first]  # A task of each operation.
         self.of_task = np.full(len(tasks), -1)
