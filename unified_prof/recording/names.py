@@ -102,8 +102,11 @@ ENDS_CAPTURE: Final = Words("end_capture")
 ALLOCATES: Final = Words(
     r"^(?:cuda|hip)_(?:malloc|free)(?:_(?:host|managed|pitch|array))?$ "
     r"^(?:cuda|hip)_host_(?:alloc|free)$ ^rt_(?:malloc|free)$ ^aclrt_(?:malloc|free) "
-    r"^acl_malloc_mem ^cu_mem_(?:alloc|free|create|release|map|unmap|set_access)"
+    r"^aclrt_(?:un)?map_mem$ ^acl_malloc_mem "
+    r"^cu_mem_(?:alloc|free|create|release|map|unmap|set_access)"
 )
+WORKSPACE_SIZE: Final = Words("get_workspace_size$")
+TILING: Final = Words("tiling$")
 COMPILES_NPU_OPERATOR: Final = Words("^(?:acl)?op_compile(?:_and_execute)?$")
 COMPILES: Final = Words(
     r"^cu_(?:module|library)_load ^hip_module_load ^(?:nvrtc|hiprtc)_compile compile_inner "

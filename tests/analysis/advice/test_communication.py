@@ -25,6 +25,7 @@ class RunWithCollectives(FaultyRun):
         members: int = 8,
         connection: int = 4294967295,
         kind: str = "hcom_allReduce_",
+        retry: int = 0,
     ) -> None:
         """Add an all-reduce, or another collective, of `size` bytes."""
         self._connections += 1
@@ -32,7 +33,7 @@ class RunWithCollectives(FaultyRun):
         names = {"opType": kind, "groupName": "dp", "opName": f"{kind}_{number}"}
         row = {column: self.text(name) for column, name in names.items()}
         row |= {"connectionId": connection, "opId": number, "deviceId": 0}
-        row |= {"count": size // 4, "dataType": FP32, "rankSize": members}
+        row |= {"count": size // 4, "dataType": FP32, "rankSize": members, "retry": retry}
         self.row("COMMUNICATION_OP", startNs=start, endNs=end, **row)
 
 
@@ -127,6 +128,55 @@ def test_last_message_costs_its_whole_time_if_a_kernel_follows(tmp_path: Path, s
             run.all_reduce(begin + 200 * US, begin + 880 * US, size)
             run.kernel(begin + 900 * US, begin + STEP)
     assert exposed_cost_us(tmp_path / "run.db") == 680
+
+
+def test_last_bucket_is_exempt_if_only_clipping_and_the_optimizer_follow(tmp_path: Path) -> None:
+    with RunWithCollectives(tmp_path / "run.db", revision="latest") as run:
+        for step in range(5):
+            begin = step * STEP
+            run.step(step, begin, begin + STEP)
+            run.kernel(begin, begin + 500 * US, op_type="MatMulV2")
+            run.all_reduce(begin + 500 * US, begin + 900 * US, 100 * MIB)
+            run.kernel(begin + 900 * US, begin + STEP, op_type="ApplyAdamW")
+    assert exposed_cost_us(tmp_path / "run.db") == 300
+
+
+@pytest.mark.parametrize(("end", "fires"), [(700 * US, True), (520 * US, False)])
+def test_receives_that_wait_for_another_stage_are_a_pipeline_bubble(
+    tmp_path: Path, end: int, fires: bool
+) -> None:
+    with RunWithCollectives(tmp_path / "run.db", revision="latest") as run:
+        for step in range(5):
+            begin = step * STEP
+            run.step(step, begin, begin + STEP)
+            run.kernel(begin, begin + 500 * US)
+            run.all_reduce(begin + 500 * US, begin + end, 400_000, kind="hcom_receive_", members=2)
+            run.kernel(begin + end, begin + STEP)
+    findings = findings_by_kind(tmp_path / "run.db")
+    assert [*findings] == ["pipeline_bubble"] * fires
+    if fires:  # 400 kB take 20 µs at 20 GB/s
+        assert saving_ns(findings["pipeline_bubble"]) == 180 * US
+        assert "micro-batches" in findings["pipeline_bubble"].advice
+
+
+@pytest.mark.parametrize("retries", [1, 5])
+def test_message_that_was_sent_again_is_a_retransmission(tmp_path: Path, retries: int) -> None:
+    """If all messages have the flag, it only means that retries are enabled."""
+    with RunWithCollectives(tmp_path / "run.db", revision="latest") as run:
+        run.row("COMMUNICATION_TASK_INFO", globalTaskId=-1)
+        for step in range(5):
+            begin = step * STEP
+            run.step(step, begin, begin + STEP)
+            run.kernel(begin, begin + 300 * US)
+            end = begin + (STEP if step == 2 else 350 * US)
+            again = int(step == 2 or retries == 5)
+            run.all_reduce(begin + 300 * US, end, 8 * MIB, retry=again)
+            run.kernel(begin + 350 * US, begin + STEP) if step != 2 else None
+    findings = findings_by_kind(tmp_path / "run.db")
+    assert ("retransmission" in findings) == (retries == 1)
+    if retries == 1:
+        assert "waiting_for_ranks" not in findings
+        assert saving_ns(findings["retransmission"]) == 650 * US // 4
 
 
 def test_two_large_messages_at_the_end_cost_all_but_one_bucket(tmp_path: Path) -> None:

@@ -107,11 +107,22 @@ def test_copies_of_an_optimizer_are_no_finding(tmp_path: Path) -> None:
     assert "casts_and_copies" not in findings_by_kind(tmp_path / "run.db")
 
 
-def test_format_conversions_are_a_finding_of_their_own_kind(tmp_path: Path) -> None:
-    findings = findings_by_kind(
-        mixed(tmp_path / "run.db", name="trans_data_1", op_type="TransData")
-    )
+@pytest.mark.parametrize(
+    ("operator", "title", "advice"),
+    [
+        ("TransData", "format conversions", "keep one format (torch.npu.config"),
+        ("Cast", "dtype casts", "keep one dtype (autocast"),
+        ("StridedSlice", "format conversions", "keep one layout (no transpose"),
+    ],
+)
+def test_format_conversions_are_a_finding_of_their_own_kind(
+    tmp_path: Path, operator: str, title: str, advice: str
+) -> None:
+    path = mixed(tmp_path / "run.db", name="kernel_1", op_type=operator)
+    findings = findings_by_kind(path)
     assert saving_ns(findings["format_conversions"]) == 50 * 2 * US
+    assert findings["format_conversions"].text.startswith(title)
+    assert findings["format_conversions"].advice.startswith(advice)
     assert "casts_and_copies" not in findings
 
 

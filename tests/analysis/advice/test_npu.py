@@ -158,11 +158,15 @@ def test_recorded_core_counts_have_priority_over_the_chip_table(tmp_path: Path) 
     assert (finding.figures["cubes"], finding.figures["vectors"]) == (20, 40)
 
 
-def write_counters(path: Path, ratio: float) -> Path:
+def write_counters(path: Path, ratio: float, scalar: float = 0.0) -> Path:
     with NpuRun(path) as npu:
         for at in range(20):
             task = npu.operator(at * MS, (at + 1) * MS)
-            for counter, value in (("aic_mac_ratio", ratio), ("aic_mte2_ratio", 0.1)):
+            for counter, value in {
+                "aic_mac_ratio": ratio,
+                "aic_mte2_ratio": 0.1,
+                "aic_scalar_ratio": scalar,
+            }.items():
                 row = {"name": npu.text(counter), "value": value}
                 npu.row("TASK_PMU_INFO", globalTaskId=task, **row)
     return path
@@ -172,6 +176,12 @@ def test_kernels_without_a_busy_pipe_cost_the_idle_part(tmp_path: Path) -> None:
     finding = findings_by_kind(write_counters(tmp_path / "run.db", 0.6))["no_pipe_busy"]
     assert saving_ns(finding) == 20 * MS * 4 // 10
     assert finding.sure == "possible"
+
+
+def test_kernels_busy_with_scalar_instructions_are_bound_by_the_scalar_unit(tmp_path: Path) -> None:
+    finding = findings_by_kind(write_counters(tmp_path / "run.db", 0.1, 0.9))["no_pipe_busy"]
+    assert saving_ns(finding) == 20 * MS * 9 // 10
+    assert "20 bound by the scalar unit" in finding.text
 
 
 def test_kernel_with_a_busy_pipe_is_no_finding(tmp_path: Path) -> None:

@@ -108,4 +108,37 @@ def test_recorded_stacks_slow_the_host(tmp_path: Path) -> None:
     finding = findings_by_kind(tmp_path / "run.db")["host_bound"]
     assert finding.sure == "likely"
     assert "(with_stack)" in finding.text
-    assert "TASK_QUEUE_ENABLE" in finding.advice
+    assert "TASK_QUEUE_ENABLE=2" in finding.advice
+
+
+def test_busy_queue_thread_has_nothing_left_to_take_over(tmp_path: Path) -> None:
+    finding = findings_by_kind(write_queued(tmp_path / "run.db", [10 * MS] * 6))["host_bound"]
+    assert "the thread of the task queue is busy for 100 % of it" in finding.text
+    assert "TASK_QUEUE_ENABLE" not in finding.advice
+    # The kernels take 1 ms of each step of 10 ms.
+    assert saving_ns(finding) == pytest.approx(9 * MS, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("call", "text", "setting"),
+    [
+        ("aclnnAddGetWorkspaceSize", "in calls of GetWorkspaceSize", "ACLNN_CACHE_LIMIT"),
+        ("Add_Tiling", "in tiling of operators", "bucketed shapes"),
+        ("aclnnAdd", "without a task queue", "TASK_QUEUE_ENABLE=1 or 2"),
+    ],
+)
+def test_calls_of_a_host_bound_program_name_the_setting(
+    tmp_path: Path, call: str, text: str, setting: str
+) -> None:
+    with FaultyRun(tmp_path / "run.db", revision="latest") as run:
+        variables = '{"ASCEND_GLOBAL_LOG_LEVEL": "1"}'
+        run.row("META_DATA", name="ENV_VARIABLES", value=variables)
+        for at in range(100):
+            begin = at * 100 * US
+            run.api(begin, begin + 80 * US, call)
+            run.call(begin, begin + 95 * US, "aten::add")
+            run.kernel(begin + 90 * US, begin + 100 * US, launched=begin + 80 * US, takes=5 * US)
+    finding = findings_by_kind(tmp_path / "run.db")["host_bound"]
+    assert text in finding.text
+    assert setting in finding.advice
+    assert "CANN logs verbosely (ASCEND_GLOBAL_LOG_LEVEL=1)" in finding.text

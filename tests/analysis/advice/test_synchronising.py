@@ -108,10 +108,10 @@ def write_blocking_launches(path: Path, *, returns_us: int, short: int = 0) -> P
 
 
 def test_launch_calls_that_return_after_their_kernels_are_a_blocking_mode(tmp_path: Path) -> None:
-    """CUDA_LAUNCH_BLOCKING=1 makes no separate synchronizing calls."""
+    """ASCEND_LAUNCH_BLOCKING=1 makes no separate synchronizing calls."""
     (finding,) = advice(write_blocking_launches(tmp_path / "run.db", returns_us=5)).findings
     assert finding.kind == "blocking_launches"
-    assert "CUDA_LAUNCH_BLOCKING" in finding.advice
+    assert "unset ASCEND_LAUNCH_BLOCKING" in finding.advice
     # Of 100 µs per kernel the host needs 55 without the wait from 10 to 55 µs.
     assert saving_ns(finding) == 59 * 45 * US
 
@@ -166,12 +166,13 @@ def test_idle_time_of_an_input_wait_is_not_counted_again(tmp_path: Path) -> None
     assert saving_ns(findings["synchronising_calls"]) == pytest.approx(150 * US, rel=0.01)
 
 
-def test_read_at_the_end_of_the_last_step_counts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("apart", [0, US])
+def test_read_at_the_end_of_the_last_step_counts(tmp_path: Path, apart: int) -> None:
     """Each step ends with `.item()` and 200 us of Python; no kernel follows the last one."""
     with FaultyRun(tmp_path / "run.db") as run:
         for step in range(5):
             begin = step * STEP
-            run.step(step, begin, begin + STEP)
+            run.step(step, begin, begin + STEP - apart)
             run.kernel(begin + US, begin + 790 * US, launched=begin)
             run.call(begin + 20 * US, begin + 801 * US, "aten::item")
             run.api(begin + 21 * US, begin + 800 * US, "cudaStreamSynchronize")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from unified_prof.arrays import intervals
 from unified_prof.arrays.grouping import Frame, Ints, Lookup, Runs, by_key
 from unified_prof.base.text import NS_PER_S, scaled
-from unified_prof.explain.advice.device_context import Cause, DeviceContext
+from unified_prof.explain.advice.device_context import Cause, DeviceContext, matrix_kernels
 from unified_prof.explain.advice.idle_segments import (
     MIN_SHARE,
     WARN_SHARE,
@@ -46,11 +46,18 @@ LARGE_GB_PER_S, BACK_TO_BACK_NS = 20.0, 100_000
 
 
 class _Collectives:
-    """Collectives of one device within the analyzed steps."""
+    """Collectives of one device within the analyzed steps: all, or a part of them."""
 
-    def __init__(self, context: DeviceContext) -> None:
+    def __init__(self, context: DeviceContext, part: Literal["retried", "others", ""] = "") -> None:
         messages = collectives.messages(context.recording.comms, context.recording.strings)
         selected = context.is_analyzed(messages.start_ns) & (messages.members != 1)
+        if part:
+            table = context.recording.source.integers(
+                "COMMUNICATION_OP", {"start": "startNs", "retry": "coalesce(retry, 0)"}
+            )
+            retried = np.isin(messages.start_ns, table["start"][table["retry"] > 0])
+            retried &= bool(2 * retried.sum() < len(retried))  # Otherwise, retry is only enabled.
+            selected &= retried if part == "retried" else ~retried
         if context.device_id is not None:
             selected &= (messages.device == context.device_id) | (messages.device < 0)
         self.messages, self.rows = messages, np.flatnonzero(selected)
@@ -141,7 +148,7 @@ _BYTES = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"), (1, "bytes"))
 
 def exposed_communication(context: DeviceContext) -> Iterator[Cause]:
     """Find communication without overlap with compute, except one last bucket per step."""
-    messages = _Collectives(context)
+    messages = _Collectives(context, "others")
     exposed = messages.exposed.total_ns
     if context.share(exposed) < EXPOSED_SHARE:
         return
@@ -182,6 +189,25 @@ def exposed_communication(context: DeviceContext) -> Iterator[Cause]:
     bucket_ns = int(exempt_ns.sum())
     cost = exposed - bucket_ns
     if context.share(cost) < WARN_SHARE:
+        return
+    receives = np.array([name == collectives.RECEIVE for name in messages.messages.kinds])
+    received = receives[messages.messages.kind[messages.rows]]
+    if 2 * messages.alone_ns[received].sum() > exposed:
+        lost_ns = received * (messages.alone_ns - messages.size.clip(0) / LARGE_GB_PER_S).clip(0)
+        cost = min(exposed, float(lost_ns.sum()))
+        yield context.finding(
+            cost,
+            f"pipeline bubble: {percent(context.share(cost))} of the time, the device waits for "
+            f"data of another stage ({plural(int(received.sum()), 'receive')})",
+            kind="pipeline_bubble",
+            advice="use more micro-batches per step or an interleaved schedule, or balance the "
+            "layers of the stages; `uprof cluster build` compares the ranks",
+            sure="likely",
+            change=messages.saving(lost_ns),
+            least=WARN_SHARE,
+            figures=figures,
+            evidence=messages.evidence(received),
+        )
         return
     exempt = f"; {percent(context.share(bucket_ns))} is the last bucket of each step, which cannot "
     exempt += "be overlapped"
@@ -236,7 +262,9 @@ def _last_buckets_ns(context: DeviceContext, messages: _Collectives) -> Ints:
     last = Runs(step).last
     result = np.zeros(len(step), np.int64)
     start, end = messages.start[last], messages.end[last]
-    follows = intervals.covered(context.compute, end, steps.end_ns[step[last]]) > 0
+    # Clipping and the optimizer need the last bucket.
+    rest = context.tasks.spans(matrix_kernels(context)) or context.compute
+    follows = intervals.covered(rest, end, steps.end_ns[step[last]]) > 0
     last, start, end = last[~follows], start[~follows], end[~follows]
     size, length = messages.size[last], end - start
     bucket = np.where(
@@ -434,7 +462,28 @@ def link_contention(context: DeviceContext) -> Iterator[Cause]:
 
 
 def retransmission(context: DeviceContext) -> Iterator[Cause]:
-    """Find RDMA transfers of 4 s or more: messages were retransmitted."""
+    """Find messages that HCCL sent again, and RDMA transfers of 4 s or more."""
+    advice = (
+        "check the switch (PFC, packet loss), HCCL_RDMA_TC and HCCL_RDMA_SL, and the counters of "
+        "the network cards"
+    )
+    messages = _Collectives(context, "retried")
+    if len(messages.rows):
+        usual = _Collectives(context, "others")
+        usual_ns = np.median(usual.length) if len(usual.rows) else 0
+        lost_ns = np.minimum(messages.alone_ns, (messages.length - usual_ns).clip(0))
+        if context.share(float(lost_ns.sum())) >= MIN_SHARE:
+            yield context.finding(
+                float(lost_ns.sum()),
+                f"retransmission: HCCL sent {plural(len(messages.rows), 'message')} again, up to "
+                f"{duration(int(messages.length.max()))} long",
+                advice=advice,
+                sure="likely",
+                change=messages.saving(lost_ns),
+                figures={"retried": len(messages.rows), "longest_ns": int(messages.length.max())},
+                evidence=messages.evidence(),
+            )
+        return
     transfers = _transfers(context)
     rdma = transfers.take(transfers.transport == _RDMA)
     slow = rdma.take(rdma.length_ns > RETRANSMITTED_NS)
@@ -445,8 +494,7 @@ def retransmission(context: DeviceContext) -> Iterator[Cause]:
         slow,
         float((slow.length_ns - np.median(rdma.length_ns)).sum()),
         f"retransmission: {plural(len(slow), 'RDMA transfer')} of more than 4 s",
-        advice="check the switch (PFC, packet loss), HCCL_RDMA_TC and HCCL_RDMA_SL, and the "
-        "counters of the network cards",
+        advice=advice,
         sure="likely",
         figures={"longest_ns": int(slow.length_ns.max())},
     )

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from unified_prof.arrays import intervals
 from unified_prof.arrays.grouping import AnyInts, Ints
+from unified_prof.arrays.intervals import IntervalSet
 from unified_prof.explain.advice.device_context import (
     FRAME,
     MIN_NAMED_GAP_NS,
@@ -61,11 +62,9 @@ _BUILT_IN = re.compile(
     r"<built-in (?:function|method) (?P<function>\S+?)(?: of (?:type|(?P<owner>\w+)) object.*)?>"
 )
 
-_GRAPHS = "CUDA graphs (ACL graphs) if shapes are static"
-_FEWER_LAUNCHES = f"larger batch, torch.compile or fused operations, {_GRAPHS}"
-# With level 2, torch_npu's queue thread does more of the work of the program's thread.
-_ON_NPU = ", TASK_QUEUE_ENABLE=2, threads bound to cores (CPU_AFFINITY_CONF)"
-_COMPILED = f'torch.compile(mode="reduce-overhead"), {_GRAPHS}, a larger batch'
+_GRAPHS = "graphs if shapes are static"
+_FEWER_LAUNCHES = f"larger batch, torch.compile or fused operations, %s {_GRAPHS}"
+_COMPILED = f'torch.compile(mode="reduce-overhead"), %s {_GRAPHS}, a larger batch'
 
 
 def host_bound(context: DeviceContext) -> Iterator[Cause]:
@@ -73,6 +72,7 @@ def host_bound(context: DeviceContext) -> Iterator[Cause]:
     if context.share(context.max_idle_ns(HOST, LAUNCHED, SYNCHRONISING)) < IDLE_SHARE:
         return
     cost = gaps = latency_ns = long = long_ns = longest = 0
+    spans = intervals.EMPTY
     for idle in _host_bound_segments(context):
         length = idle.length_ns
         is_long = length >= LONG_NS
@@ -80,6 +80,7 @@ def host_bound(context: DeviceContext) -> Iterator[Cause]:
         latency_ns += int(length[idle.reason == LAUNCHED].sum())
         long, long_ns = long + int(is_long.sum()), long_ns + int(length[is_long].sum())
         longest = max(longest, int(length.max(initial=0)))
+        spans = intervals.union(spans, intervals.merge(idle.start_ns, idle.end_ns))
     if context.share(cost) < IDLE_SHARE:
         return
     rows, is_sure = _longest_gaps(context), True
@@ -88,8 +89,9 @@ def host_bound(context: DeviceContext) -> Iterator[Cause]:
         f"host-bound: the device is idle {percent(context.share(cost))} of the time because "
         f"nothing is enqueued{exposed} ({plural(gaps, 'gap')})"
     )
-    advice = f"reduce launch overhead: {_COMPILED if context.is_compiled else _FEWER_LAUNCHES}"
-    advice += _ON_NPU * bool(len(context.recording.task_queue))
+    fewer = _COMPILED if context.is_compiled else _FEWER_LAUNCHES
+    advice = f"reduce launch overhead: {fewer % ('ACL' if context.is_npu else 'CUDA')}"
+    why, settings = _npu_causes(context, spans) if context.is_npu else ("", "")
     if 2 * long_ns > cost:
         text += (
             f"; {percent(long_ns / cost)} of it in {plural(long, 'gap')} of 1 ms or more, in "
@@ -106,8 +108,9 @@ def host_bound(context: DeviceContext) -> Iterator[Cause]:
         elif not context.steps:
             text += ", or waits for requests (no steps recorded)"
             is_sure = False
-    elif not context.quick:
-        text += _short_kernels(context)
+    else:
+        advice, text = advice + settings, text + why
+        text += "" if context.quick else _short_kernels(context)
     if latency_ns >= LATENCY_SHARE * cost:
         text += f"; {percent(latency_ns / cost)} of it is the latency of launches to an idle device"
     text += context.slowed_host
@@ -116,7 +119,7 @@ def host_bound(context: DeviceContext) -> Iterator[Cause]:
         text,
         advice=advice,
         sure="possible" if not is_sure else "likely" if context.profiler_overhead else "certain",
-        change=Selection(host=intervals.subtract(context.host_window, context.claimed), gaps=True),
+        change=Selection(host=intervals.subtract(_host_time(context), context.claimed), gaps=True),
         least=WARN_SHARE,
         figures={
             "idle_ns": cost,
@@ -129,6 +132,64 @@ def host_bound(context: DeviceContext) -> Iterator[Cause]:
         },
         evidence=rows,
     )
+
+
+def _host_time(context: DeviceContext) -> IntervalSet:
+    """Return the time of the steps on the host, where torch_npu's queue thread works for them."""
+    queue, steps = context.recording.task_queue, context.host_window
+    own = intervals.holding(steps, queue.enqueue_ns) >= 0
+    others = intervals.merge(queue.dequeue_ns[~own], queue.end_ns[~own])
+    own_time = intervals.merge(queue.dequeue_ns[own], queue.end_ns[own])
+    return intervals.union(intervals.subtract(steps, others), own_time)
+
+
+# Minimum share of host-bound time of a cause that is named.
+NAMED_SHARE = 0.3
+# Minimum share of host-bound time from which torch_npu's queue thread limits the program.
+QUEUE_BUSY_SHARE = 0.6
+
+
+def _npu_causes(context: DeviceContext, idle: IntervalSet) -> tuple[str, str]:
+    """Return a clause on causes of host-bound time on an NPU, and the settings that help."""
+    recording = context.recording
+    calls, queue = recording.host_calls, recording.task_queue
+
+    def covered(start: Ints, end: Ints) -> float:
+        return intervals.intersect(idle, intervals.merge(start, end)).total_ns / idle.total_ns
+
+    text, advice = "", ""
+    sizes = calls.matching(recording.strings, names.WORKSPACE_SIZE)
+    for cause, rows, settings in (
+        ("tiling of operators", calls.matching(recording.strings, names.TILING), "bucketed shapes"),
+        ("calls of GetWorkspaceSize", sizes, "bucketed shapes, a larger ACLNN_CACHE_LIMIT"),
+    ):
+        share = covered(calls.start_ns[rows], calls.end_ns[rows])
+        if share >= NAMED_SHARE:
+            text, advice = f"; {percent(share)} of it in {cause}", f", {settings}"
+            break
+    busy = covered(queue.dequeue_ns, queue.end_ns)
+    if not len(queue):
+        launched = calls.launching(recording.work.connection[context.tasks.row])
+        launched = launched[launched >= 0]
+        framework, at = recording.framework, (calls.thread[launched], calls.start_ns[launched])
+        # The thread of a queue that was not recorded has no operations.
+        if framework is not None and 2 * (framework.places_at(*at) >= 0).sum() > len(launched):
+            text += "; operators are launched without a task queue"
+            advice += ", TASK_QUEUE_ENABLE=1 or 2 without ASCEND_LAUNCH_BLOCKING"
+    elif busy >= QUEUE_BUSY_SHARE:
+        text += f"; the thread of the task queue is busy for {percent(busy)} of it"
+    elif not np.isin(calls.thread[sizes], queue.dequeue_thread).any():
+        # The queue's thread then prepares the workspaces, too.
+        advice += ", TASK_QUEUE_ENABLE=2"
+    for (variables,) in recording.source.rows(_ENVIRONMENT):
+        if level := _VERBOSE.search(variables or ""):
+            text += f"; CANN logs verbosely ({level[1]}={level[2]})"
+            advice += f", {level[1]}=3"
+    return text, f"{advice}, threads bound to cores (CPU_AFFINITY_CONF)"
+
+
+_ENVIRONMENT = "SELECT value FROM META_DATA WHERE name = 'ENV_VARIABLES'"
+_VERBOSE = re.compile(r'"(ASCEND_GLOBAL_LOG_LEVEL)"\s*:\s*"([01])"')
 
 
 def _host_bound_segments(context: DeviceContext) -> Iterator[IdleSegments]:

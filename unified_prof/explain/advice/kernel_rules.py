@@ -152,15 +152,28 @@ def layout_kernels(context: DeviceContext) -> Flags:
     return layout
 
 
+_CONVERSIONS = {
+    "Cast": "one dtype (autocast, parameters in bf16)",
+    "TransData": "one format (torch.npu.config.allow_internal_format = False, weights converted "
+    "once)",
+    "Transpose, StridedSlice": "one layout (no transpose, slice or .contiguous() of activations)",
+}
+
+
 def format_conversions(context: DeviceContext) -> Iterator[Cause]:
     """Find TransData, Cast and similar kernels on an NPU."""
+    selected = context.matches(context.operator, names.NPU_FORMAT_OPERATOR)
+    limit = NAMED_PART * context.busy_ns(selected)
+    rest, named = selected, []
+    for operators, part in _CONVERSIONS.items():
+        rows = rest & context.matches(context.operator, operators.__contains__)
+        named += [part] if context.busy_ns(rows) > limit else []
+        rest = rest & ~rows
     yield from _avoidable_kernels(
         context,
-        "format conversions",
-        context.matches(context.operator, names.NPU_FORMAT_OPERATOR),
-        advice="keep one format and dtype between operators: "
-        "torch.npu.config.allow_internal_format = False, convert weights once, cast "
-        "before the loop",
+        "dtype casts" if named == [_CONVERSIONS["Cast"]] else "format conversions",
+        selected,
+        advice=f"keep {', '.join(named)} between operators",
     )
 
 
@@ -197,6 +210,7 @@ def _kernel_share(context: DeviceContext, selected: Flags) -> float:
     return context.busy_ns(selected) / context.compute_ns if context.compute_ns else 0.0
 
 
+NAMED_PART = 0.2  # Share of conversions from which advice names a cause of them.
 OPERATION_SHARE = 0.05  # Minimum share of kernel time of an operation.
 EFFICIENCY = 0.4  # Maximum roofline efficiency; a plain matmul of a thousand rows reaches more.
 MIN_OPERATION_NS = 20_000  # Shorter operations are dominated by launch and tail effects.
@@ -249,7 +263,7 @@ def inefficient_operation(context: DeviceContext) -> Iterator[Cause]:
         return
     saved_ns = sum(row.above_target_ns or 0.0 for row in slow)
     worst = max(slow, key=lambda row: row.above_target_ns or 0.0)
-    unaligned = [row for row in slow if is_misaligned(row)]
+    unaligned = [row for row in slow if is_misaligned(row, 1 + context.is_npu)]
     limit = f"peak {worst.peak.name} TFLOP/s" if worst.peak else "the peak"
     if worst.bound == "memory":
         limit = "peak memory bandwidth"
@@ -258,10 +272,7 @@ def inefficient_operation(context: DeviceContext) -> Iterator[Cause]:
         saved_ns,
         f"{len(slow)} {verb} far below the roofline: {worst.name} {worst.shapes} "
         f"reaches {percent(worst.efficiency or 0.0)} of {limit}",
-        advice="pad inner dimensions to a multiple of 8 (16 for 8-bit types)"
-        if unaligned
-        else "check shapes, layout (channels_last) and dtype: larger batch, fusion, another "
-        "kernel (torch.backends.cudnn.benchmark, max-autotune)",
+        advice=_better_shapes(context.is_npu, bool(unaligned)),
         sure="likely",
         change=_saving_of_all(context, saved_ns),
         figures={"operations": len(slow), "misaligned": len(unaligned)},
@@ -269,13 +280,33 @@ def inefficient_operation(context: DeviceContext) -> Iterator[Cause]:
     )
 
 
-def is_misaligned(row: RooflineRow) -> bool:
-    """Return True if a low-precision matmul has an inner dimension that tensor cores cannot use."""
+def _better_shapes(is_npu: bool, unaligned: bool) -> str:
+    """Return the advice for operations below the roofline."""
+    if is_npu:
+        return (
+            "pad inner dimensions to a multiple of 256 elements, at least of 16 (a cube block)"
+            if unaligned
+            else "check shapes, format and dtype: larger batch, fusion, another tiling"
+        )
+    return (
+        "pad inner dimensions to a multiple of 8 (16 for 8-bit types)"
+        if unaligned
+        else "check shapes, layout (channels_last) and dtype: larger batch, fusion, another kernel "
+        "(torch.backends.cudnn.benchmark, max-autotune)"
+    )
+
+
+def is_misaligned(row: RooflineRow, factor: int = 1) -> bool:
+    """Return True if a low-precision matmul has an inner dimension that matrix units pad.
+
+    Those of NPUs need a multiple of `factor` times as many elements as tensor cores.
+    """
     if row.cost is None or row.cost.unit != "matrix" or row.cost.dtype not in ALIGNED:
         return False
     shapes = [[*map(int, filter(None, text.split(",")))] for text in _SHAPE.findall(row.shapes)]
     matrices = [shape for shape in shapes if len(shape) > 1]
-    return any(size % ALIGNED[row.cost.dtype] for shape in matrices for size in shape[-2:])
+    multiple = factor * ALIGNED[row.cost.dtype]
+    return any(size % multiple for shape in matrices for size in shape[-2:])
 
 
 def full_precision(context: DeviceContext) -> Iterator[Cause]:

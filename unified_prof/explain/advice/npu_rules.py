@@ -47,7 +47,7 @@ BUSY_PIPE = 0.8  # A pipe that is less busy does not bound a task (MindStudio ad
 
 _CHIP = re.compile(r"\((.*)\)$")
 _RATIO = re.compile(
-    r"^ai[cv]_(?!icache).*_ratio\w*$|^(?:mac|vec|mte[123]|scalar|fixpipe)_ratio\w*$"
+    r"^ai[cv]_(?!icache|scalar).*_ratio\w*$|^(?:mac|vec|mte[123]|fixpipe)_ratio\w*$"
 )
 
 
@@ -182,7 +182,7 @@ def _highest_ratio(context: DeviceContext, counters: re.Pattern[str]) -> NDArray
 
 
 def no_pipe_busy(context: DeviceContext) -> Iterator[Cause]:
-    """Find kernels without a busy pipe, bound neither by compute nor by memory."""
+    """Find kernels bound neither by compute nor by memory: no such pipe is busy."""
     rows, _ = _long_kernels(context)
     ratio = _highest_ratio(context, _RATIO)[rows]
     idle = (ratio > 0) & (ratio < BUSY_PIPE)
@@ -191,14 +191,15 @@ def no_pipe_busy(context: DeviceContext) -> Iterator[Cause]:
     lost = (1 - ratio) * length
     if not len(rows):
         return
+    scalar = int((_highest_ratio(context, _SCALAR)[rows] >= BUSY_PIPE).sum())
     yield context.tasks_finding(
         f"no busy pipe: {plural(len(rows), 'long kernel')} ({duration(int(length.sum()))}) "
         f"with every pipe busy for less than {percent(BUSY_PIPE)}, bound neither by compute nor "
-        "by memory",
+        f"by memory{f'; {scalar:,} bound by the scalar unit' if scalar else ''}",
         rows,
         lost,
         advice="use larger or aligned shapes (inner dimensions in multiples of 256), fused "
-        "operators, a tuned tiling",
+        "operators, a tuned tiling; index and scatter operators are slow on the scalar unit",
         sure="possible",
         least=WARN_SHARE,
         figures={"kernels": len(rows), "lost_ns": int(lost.sum())},
@@ -246,6 +247,7 @@ OVERLAP_SHARE = 0.5
 PAUSE_MEDIANS = 10.0
 MAX_CANDIDATES = 200  # Maximum number of candidates to evaluate, most promising first.
 
+_SCALAR = re.compile(r"^(?:ai[cv]_)?scalar_ratio$")
 _MOVES = re.compile(r"^(?:ai[cv]_)?mte[23]_ratio\w*$")
 
 

@@ -32,6 +32,7 @@ TRAFFIC_SHARE = 0.5  # Share of the traffic that fusion saves if the optimizer i
 # Tensors that fused Adam reads or writes, and those of `addcdiv_`, its last operation.
 _FUSED_PASSES, _ADDCDIV_PASSES = 7, 4
 LAUNCH_GAP_NS = 10_000  # Longer gaps between kernels are not launch gaps of the device.
+_NPU_FUSED = "use torch_npu.optim.NpuFusedAdamW or another NpuFused optimizer"
 
 
 def unfused_optimizer(context: DeviceContext) -> Iterator[Cause]:
@@ -62,7 +63,7 @@ def unfused_optimizer(context: DeviceContext) -> Iterator[Cause]:
         f"unfused optimizer: {percent(cost.share)} of the time, {count // context.step_count:,} "
         f"kernels per step; {percent(context.share(cost.host_bound_ns))} of the time is host-bound "
         "idle time before them",
-        "pass fused=True or foreach=True to the optimizer (torch_npu: NpuFusedAdamW and others)",
+        _NPU_FUSED if context.is_npu else "pass fused=True or foreach=True to the optimizer",
         steps,
     )
 
@@ -133,6 +134,7 @@ def _saved_share(context: DeviceContext, rows: Ints) -> float:
 
 
 # An optimizer of fewer operations has little to fuse; a smaller share is usual with foreach.
+# On an NPU, whose memory is slower, half of it counts.
 MIN_PASSES, PASSES_SHARE = 5, 0.20
 
 
@@ -140,14 +142,14 @@ def _many_passes(context: DeviceContext, selected: Flags) -> Iterator[Cause]:
     """Find a large optimizer whose operations each read and write all parameters (foreach)."""
     rows = np.flatnonzero(selected)
     passes, busy_ns = len(np.unique(context.operator[rows])), context.busy_ns(rows)
-    if passes < MIN_PASSES or context.share(busy_ns) < PASSES_SHARE:
+    if passes < MIN_PASSES or context.share(busy_ns) < PASSES_SHARE / (1 + context.is_npu):
         return
     yield context.tasks_finding(
         f"unfused optimizer: {percent(context.share(busy_ns))} of the time, {passes} operations "
         "that each read and write the parameters or their state",
         rows,
         _saved_share(context, rows) * context.tasks.length_ns[rows],
-        advice="pass fused=True to the optimizer",
+        advice=_NPU_FUSED if context.is_npu else "pass fused=True to the optimizer",
         sure="likely",
         least=WARN_SHARE,
         figures={"kernels": len(rows), "busy_ns": busy_ns, "operations": passes},

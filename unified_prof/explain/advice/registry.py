@@ -159,6 +159,7 @@ RULES: tuple[Rule, ...] = (
     Rule(host_rules.unrecorded_work, host, cheap=True),
     Rule(host_rules.late_work, host, cheap=True),
     Rule(communication_rules.small_buckets, _COLLECTIVES, cheap=True),
+    Rule(communication_rules.retransmission, _MESSAGES, only="NPU"),
     Rule(communication_rules.exposed_communication, _COLLECTIVES, cheap=True),
     Rule(product_rules.avoidable_products, both(device, framework)),
     Rule(optimizer_rules.dense_embedding),
@@ -181,7 +182,6 @@ RULES: tuple[Rule, ...] = (
     Rule(npu_rules.no_pipe_busy, _COUNTERS, only="NPU"),
     Rule(communication_rules.unaligned_messages, _MESSAGES, only="NPU"),
     Rule(communication_rules.link_contention, _MESSAGES, only="NPU"),
-    Rule(communication_rules.retransmission, _MESSAGES, only="NPU"),
     Rule(kernel_rules.inefficient_operation, both(device, kernel_rules.lacks_roofline)),
     Rule(kernel_rules.full_precision, both(device, kernel_rules.lacks_precision)),
 )

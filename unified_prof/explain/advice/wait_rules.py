@@ -159,7 +159,7 @@ def compile_stalls(context: DeviceContext) -> Iterator[Cause]:
     yield from _stalls(
         context,
         names.COMPILES_NPU_OPERATOR,
-        "compilation: operators are compiled at run time {often}",
+        "compilation: operators are compiled, or looked up in the compile cache, {often}",
         "use torch.npu.set_compile_mode(jit_compile=False), or operators with an aclnn "
         "implementation",
         sure="likely",
@@ -462,7 +462,7 @@ def blocking_launches(context: DeviceContext) -> Iterator[Cause]:
         cost,
         f"blocking launches: {percent(share)} of the launches {text}, so host and device never "
         "overlap",
-        advice="unset CUDA_LAUNCH_BLOCKING, ASCEND_LAUNCH_BLOCKING and similar, or remove "
+        advice=f"unset {'ASCEND' if context.is_npu else 'CUDA'}_LAUNCH_BLOCKING, or remove "
         "synchronize() from the loop",
         sure="likely",
         change=change,
