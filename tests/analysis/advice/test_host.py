@@ -302,3 +302,16 @@ def test_host_rules_are_skipped_without_host_calls(tmp_path: Path) -> None:
     missing = {one.kind: one.why for one in result.not_judged}
     assert result.findings == ()
     assert "host" in missing["host_bound"]
+
+
+def test_host_bound_time_costs_at_most_the_idle_time(tmp_path: Path) -> None:
+    """With a faster host, kernels of two streams would also overlap, but that is a guess."""
+    with FaultyRun(tmp_path / "run.db") as run:
+        for number in range(100):
+            begin, stream = number * 100 * US, 2 + number % 2
+            # Most kernels overlap with the next one, which is launched late.
+            run.kernel(
+                begin + US, begin + (60 + 50 * (number % 2)) * US, launched=begin, stream=stream
+            )
+    finding = findings_by_kind(tmp_path / "run.db")["host_bound"]
+    assert saving_ns(finding) == finding.figures["idle_ns"]
