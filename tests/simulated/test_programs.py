@@ -1,9 +1,13 @@
 """`uprof advise` names planted faults with their true gain, and no fault in healthy programs."""
 
+from pathlib import Path
+
 import pytest
 
+import unified_prof
 from tests.simulated.machine import TABLES
-from tests.simulated.programs import PROGRAMS, judge
+from tests.simulated.programs import PROGRAMS, Fault, judge, run
+from unified_prof.pipeline.convert import convert
 
 # Programs whose findings are wrong or overlap are listed as open in the table.
 HOLDING = [program for program in PROGRAMS if " / ".join(program) not in TABLES["open"]]
@@ -14,3 +18,15 @@ HOLDING = [program for program in PROGRAMS if " / ".join(program) not in TABLES[
 def test_findings_name_the_fault_and_its_gain(name: str, base: str) -> None:
     result = judge(name, base)
     assert not result.problems(), result
+
+
+def test_exposed_communication_is_named_even_if_the_host_limits_the_step(tmp_path: Path) -> None:
+    both = {"tokens": 512, "python_us": 2000.0}
+    machine, _ = run("ddp", Fault("ddp", both=both, model={"reduction": "at end"}))
+    machine.write(tmp_path / "trace.json")
+    database = convert(tmp_path / "trace.json", tmp_path / "report.db").database
+    assert database is not None
+    (advice,) = unified_prof.advise(database)
+    (finding,) = [one for one in advice.findings if one.kind == "exposed_communication"]
+    assert finding.cost_ms_per_step == 0
+    assert "the step is as long without it" in finding.text

@@ -194,6 +194,9 @@ QUICK_TASKS = 200_000
 REPLAYED_TASKS = 50_000
 # Minimum share of the time for a possible cause that saves time only together with others.
 UNSURE_HIDDEN_SHARE = 0.10
+# Minimum share of the time for exposed communication to be mentioned if it saves no time.
+MENTIONED_SHARE = 0.15
+_AS_LONG = "the step is as long without it, because the host or another rank limits it"
 
 
 def advise(recording: Recording, *, quick: bool = False) -> Advice:
@@ -341,6 +344,14 @@ def _priced(
                 hidden = WARN_SHARE if cause.finding.sure != "possible" else UNSURE_HIDDEN_SHARE
                 if alone_ms <= least_ms and added_ms > max(least_ms, hidden * step_ms):
                     findings.append(_only_together(cause.finding, added_ms, is_per_step))
+                elif (
+                    cause.finding.kind == "exposed_communication"
+                    and cause.finding.cost_ms_per_step >= MENTIONED_SHARE * step_ms
+                ):
+                    text = f"{cause.finding.text}; saves time only together with others: {_AS_LONG}"
+                    findings.append(
+                        replace(cause.finding, cost_ms_per_step=0.0, text=text, sure="possible")
+                    )
                 continue
         saves = f"; saves up to {_saving(cost, is_per_step)}" if cost else ""
         if cause.outside_ns and saves:
