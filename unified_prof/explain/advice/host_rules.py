@@ -1,24 +1,22 @@
-"""Advice rules about the host: host-bound idle time, input waits, late kernels, tracked rules."""
+"""Advice rules about the host: host-bound idle time, input waits, late kernels."""
 
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays import intervals
-from unified_prof.arrays.grouping import AnyInts, Ints
+from unified_prof.arrays.grouping import Ints
 from unified_prof.arrays.intervals import IntervalSet
 from unified_prof.explain.advice.device_context import (
     FRAME,
     MIN_NAMED_GAP_NS,
     Cause,
     DeviceContext,
-    is_optimizer_step,
 )
 from unified_prof.explain.advice.idle_segments import (
     COSTLY,
@@ -35,10 +33,9 @@ from unified_prof.explain.advice.idle_segments import (
     plural,
     times,
 )
-from unified_prof.explain.advice.tracked import Tracked
 from unified_prof.explain.schedule.selection import Selection
 from unified_prof.recording import names
-from unified_prof.recording.calls import KERNEL, Calls
+from unified_prof.recording.calls import KERNEL
 from unified_prof.recording.idle import (
     HOST,
     INPUT,
@@ -47,9 +44,7 @@ from unified_prof.recording.idle import (
     SYNCHRONISING,
     UNRECORDED,
 )
-from unified_prof.recording.model import Evidence, Finding, Gaps, Step
-from unified_prof.recording.python_frames import user_frame
-from unified_prof.recording.steps import step_of
+from unified_prof.recording.model import Evidence
 
 IDLE_SHARE = 0.10  # Minimum idle share (also MindStudio advisor's threshold).
 # A launch takes 5 to 10 µs on the host: shorter kernels cannot keep the host ahead.
@@ -529,113 +524,3 @@ def _call_in_longest(context: DeviceContext, idle: IdleSegments) -> str:
     stacks, stack = framework.stacks(around)
     line = (stacks[int(stack[0])] or "").rpartition("\n")[2]
     return f"{text} of {names[int(number[0])]}" + (f" at {line}" if line else "")
-
-
-# A rule for tracked workloads.
-TrackedRule = Callable[[Tracked], Iterator[Finding]]
-
-
-def evaluate_tracked(
-    context: DeviceContext, anywhere: Sequence[TrackedRule], in_steps: Sequence[TrackedRule]
-) -> Iterator[Cause]:
-    """Evaluate rules for tracked workloads, some of them only if steps and lines were recorded."""
-    if context.device is not None or context.recording.calls.total_ns is None:
-        return
-    run, has_lines = _as_iteration(context), context.recording.calls.line is not None
-    for rule in (*anywhere, *(in_steps if context.steps and has_lines else ())):
-        for one in rule(run):
-            cost_ns = run.share(1e6 * one.cost_ms_per_step) * context.analyzed_ns
-            yield context.finding(
-                cost_ns,
-                one.text,
-                kind=one.kind or rule.__name__,
-                advice=one.advice + "; with_stack=True records lines" * (not has_lines),
-                sure=one.sure,
-                figures=one.figures,
-                evidence=one.evidence,
-            )
-
-
-def _as_iteration(context: DeviceContext) -> Tracked:
-    """Return the operations of a step without those of the optimizer, with median times.
-
-    If the steps run different operations, it is the step of median length; without steps, the whole
-    recording.
-    """
-    recording, calls = context.recording, context.recording.calls
-    framework, lengths_ns = recording.framework, [context.analyzed_ns]
-    assert framework is not None
-    assert calls.start_ns is not None
-    start_ns = calls.start_ns.astype(np.int64)
-    optimizer = context.ranges(is_optimizer_step)
-    spans = intervals.merge(framework.start_ns[optimizer], framework.end_ns[optimizer])
-    rows = [np.flatnonzero(intervals.holding(spans, start_ns) < 0)]
-    if context.steps:
-        step = step_of(start_ns[rows[0]], recording.steps)
-        rows = [rows[0][step == at] for at in context.analyzed]
-        lengths_ns = [recording.step_lengths_ns[at] for at in context.analyzed]
-    chosen = rows[int(np.argsort(lengths_ns)[len(rows) // 2])]
-    if not all(np.array_equal(calls.name[one], calls.name[chosen]) for one in rows):
-        rows = [chosen]
-
-    def median(values: AnyInts | None) -> Ints | None:
-        if values is None:
-            return None
-        return np.asarray(np.median(values[np.stack(rows)], axis=0), np.int64)
-
-    labels = calls.labels
-    plain = labels.numbers([text.removeprefix("aten::") for text in labels.texts])
-    line = np.full(len(calls), labels.number("an unrecorded line"))
-    return Tracked(
-        steps=tuple(Step(str(at), length_ns) for at, length_ns in enumerate(lengths_ns)),
-        calls=Calls(
-            labels,
-            plain[calls.name[chosen]],
-            calls.kind[chosen],
-            total_ns=median(calls.total_ns),
-            forward_ns=median(calls.forward_ns),
-            backward_ns=median(calls.backward_ns),
-            module=None if calls.module is None else calls.module[chosen],
-            line=(line if calls.line is None else calls.line)[chosen],
-        ),
-        gaps=_gaps(context),
-        facts=context.facts,
-    )
-
-
-def _gaps(context: DeviceContext) -> Gaps:
-    """Return long gaps of each step, by the Python function that covers them, else by place.
-
-    Other programs on the same processors make gaps longer, and others at other places: the shortest
-    gap at a place counts.
-    """
-    framework = context.recording.framework
-    assert framework is not None
-    if not context.steps:
-        return Gaps(np.zeros(0, np.int64), (), np.zeros((0, 1)))
-    working = framework.recorded.copy()
-    for has_rule in (names.FETCHES_INPUT, is_optimizer_step):
-        working[framework.matching(has_rule)] = True
-    ranges = np.flatnonzero(working)
-    starts, ends = framework.start_ns[ranges], framework.end_ns[ranges]
-    explained = intervals.union(intervals.merge(starts, ends), context.claimed)
-    gaps = intervals.subtract(context.window, explained)
-    order = np.argsort(starts, kind="stable")
-    after = np.minimum(np.searchsorted(starts[order], gaps.end_ns), len(order) - 1)
-    texts, number = framework.names(ranges[order[after]])
-    step = np.searchsorted(context.windows.start_ns, gaps.start_ns, side="right") - 1
-    spent_ns = defaultdict[str, Ints](lambda: np.zeros(context.step_count, np.int64))
-    for at in np.flatnonzero(gaps.end_ns - gaps.start_ns >= MIN_NAMED_GAP_NS).tolist():
-        begin, end = int(gaps.start_ns[at]), int(gaps.end_ns[at])
-        threads = context.step_threads
-        found = [text for one in threads for text in context.host_code.covering(begin, end, one)]
-        code = next(filter(user_frame, found), found[0] if found else "")
-        frame = FRAME.match(code)
-        place = f"{frame['name']} at {frame['file']}:{frame['line']} " if frame else ""
-        operation = texts[number[at]].removeprefix("autograd::engine::evaluate_function: ")
-        spent_ns[f"{place}before {operation}"][step[at]] += end - begin
-    # The last step may end before the operation after the gap.
-    usual_ns = {place: np.sort(one)[min(1, len(one) - 1)] for place, one in spent_ns.items()}
-    places = tuple(place for place, ns in usual_ns.items() if ns)
-    times_ns = np.array([[usual_ns[place]] for place in places], np.float64).reshape(-1, 1)
-    return Gaps(np.zeros(len(places), np.int64), places, times_ns)

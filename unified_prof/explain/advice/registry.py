@@ -17,6 +17,7 @@ from unified_prof.arrays import intervals
 from unified_prof.arrays.intervals import EMPTY
 from unified_prof.explain.advice import (
     communication_rules,
+    host_only,
     host_rules,
     kernel_rules,
     memory_rules,
@@ -123,7 +124,7 @@ def operations_of_steps(context: DeviceContext) -> Iterator[Cause]:
     """Find costly operations, chains, gaps and loops in recordings without a device."""
     rules = tracked_operations
     anywhere = (rules.unfused_chains, rules.costly_operations, rules.time_between_operations)
-    yield from host_rules.evaluate_tracked(context, anywhere, in_steps=(rules.loops,))
+    yield from host_only.evaluate(context, anywhere, in_steps=(rules.loops,))
 
 
 _COLLECTIVES = both(device, tables("COMMUNICATION_OP", why="no collectives recorded"))
