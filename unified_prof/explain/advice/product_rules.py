@@ -139,22 +139,23 @@ def avoidable_products(context: DeviceContext) -> Iterator[Cause]:
     operations = _Operations(context)
     yield from operations.causes(
         _orders(operations),
-        "order of products: {}; a small inner dimension is multiplied first, and its large result "
-        "again",
+        "order of products: {} of the time is avoidable: a product of small factors makes a large "
+        "matrix, which is multiplied again",
         kind="product_order",
         advice="multiply the small factors last: (x @ A) @ B instead of x @ (A @ B), or use "
         "torch.linalg.multi_dot",
     )
     yield from operations.causes(
         _unused_rows(operations),
-        "unused rows: {} for rows of matrix products, such as logits, of which only a few are used",
+        "unused rows: {} of the time is for rows of matrix products, such as logits, of which few "
+        "are used",
         kind="unused_rows",
         advice="select the rows before the product: the last position in generation "
         "(logits_to_keep=1), positions with a label in training",
     )
     yield from operations.causes(
         _repeated_sequences(operations),
-        "no KV cache: {} to compute the whole sequence again for each new position",
+        "no KV cache: {} of the time is for positions that were computed before",
         kind="no_kv_cache",
         advice="keep keys and values of earlier positions (use_cache=True)",
     )
