@@ -171,6 +171,7 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) + 1)
 """
 
 
+@pytest.mark.slow
 def test_only_the_started_process_writes_the_report(place: Path) -> None:
     (place / "train.py").write_text(FORKING)
     assert uprof("-q", "--scope", "project", "train.py") == 4

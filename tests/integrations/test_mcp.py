@@ -163,6 +163,7 @@ QUESTIONS: dict[str, tuple[list[Call], Callable[..., bool]]] = {
 }
 
 
+@pytest.mark.slow
 def test_ten_questions_are_answered_in_few_calls(root: Path) -> None:
     calls = [call for of_question, _ in QUESTIONS.values() for call in of_question]
     replies, tools, resources = converse(root, calls)

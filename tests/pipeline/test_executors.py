@@ -318,6 +318,7 @@ def test_task_that_kills_its_process_twice_is_a_failure() -> None:
     assert results == {number: number for number in range(12) if number != 7}
 
 
+@pytest.mark.slow
 def test_exception_in_the_function_is_raised_after_the_other_results(pool: WorkerPool) -> None:
     results = map_unordered(pool, raise_at_1, range(6))
     assert {next(results)[0] for _ in range(5)} == {0, 2, 3, 4, 5}

@@ -90,6 +90,7 @@ def test_recordings_of_a_remote_directory_are_found_and_fetched(bucket: str) -> 
         assert len(files_below(path)) == 2
 
 
+@pytest.mark.slow
 def test_patterns_and_single_files_are_found(bucket: str) -> None:
     assert [r.name for r in find(f"{bucket}/in/*.json.gz")] == ["rank1.json.gz"]
     assert [r.name for r in find(f"{bucket}/*/PROF_*")] == ["PROF_1"]

@@ -114,6 +114,7 @@ def newer(path: Path) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="an older Python fails on its own")
 def test_only_features_of_the_oldest_python_are_used() -> None:
     assert [one for path in nodes("unified_prof") for one in newer(path)] == []
