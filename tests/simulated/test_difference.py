@@ -63,3 +63,19 @@ def test_the_headline_says_whether_a_finding_is_new(tmp_path: Path) -> None:
     # The trace of the healthy program has no events of the collector: the rule lacks its data.
     assert there.findings[0].base_ns is None
     assert dict(device_headline(there))["finding"].startswith("unknown -> 6.0")
+
+
+def test_findings_without_a_cost_of_their_own_are_no_change(tmp_path: Path) -> None:
+    both = {"tokens": 512, "python_us": 2000.0}
+    paths = []
+    for base, fault in (
+        ("ddp", Fault("ddp", both=both, model={"reduction": "at end"})),
+        ("mlp", Fault("mlp")),
+    ):
+        machine, _ = run(base, fault)
+        machine.write(tmp_path / f"{base}.json")
+        paths.append(convert(tmp_path / f"{base}.json", tmp_path / f"{base}.db").database)
+    found = unified_prof.diff(*paths)
+    assert isinstance(found, DeviceDifference)
+    assert "exposed_communication" in found.base.findings
+    assert "exposed_communication" not in [one.finding.kind for one in found.findings]

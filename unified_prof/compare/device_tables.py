@@ -459,9 +459,11 @@ class DeviceDifference(Displayed):
             return ()
         changes = []
         for kind in sorted({*self.base.findings, *self.new.findings}):
-            costs = [side.finding_ns(kind) for side in (self.base, self.new)]
-            side = self.base if (costs[0] or 0.0) > (costs[1] or 0.0) else self.new
-            change = FindingChange(side.findings[kind][1], *costs)
+            sides = self.base, self.new
+            # Findings that save time only together with others have no cost.
+            found = [side.findings[kind] for side in sides if kind in side.findings]
+            _, finding = max(found, key=lambda one: one[0])
+            change = FindingChange(finding, *(side.finding_ns(kind) for side in sides))
             if abs(change.change_ns) >= MIN_FINDING_CHANGE * self.longest_ns:
                 changes.append(change)
         return tuple(sorted(changes, key=lambda one: -abs(one.change_ns)))
