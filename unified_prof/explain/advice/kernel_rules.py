@@ -81,8 +81,9 @@ def unfused_attention(context: DeviceContext) -> Iterator[Cause]:
         "are written to memory between two matmuls",
         np.flatnonzero(saved_ns),
         saved_ns[saved_ns != 0],
-        advice="use torch.nn.functional.scaled_dot_product_attention or flash attention "
-        "(torch_npu.npu_fusion_attention) if the attention weights are not needed",
+        advice="use torch.nn.functional.scaled_dot_product_attention or "
+        f"{'torch_npu.npu_fusion_attention' if context.is_npu else 'flash attention'} if the "
+        "attention weights are not needed",
         sure="likely",
         figures={"patterns": patterns, "share": round(share, 4)},
         evidence=context.evidence(np.flatnonzero(between)),
@@ -557,7 +558,7 @@ def unfused_elementwise(context: DeviceContext) -> Iterator[Cause]:
         rows[lost],
         saved_ns[lost],
         advice="use torch.compile, or fused operations (RMSNorm, rotary embedding, SwiGLU, dropout "
-        "and residual; torch_npu: npu_rms_norm, npu_rotary_mul, npu_swiglu)",
+        f"and residual{': npu_rms_norm, npu_rotary_mul, npu_swiglu' * context.is_npu})",
         sure="possible",
         least=FUSION_SAVING,
         figures={
