@@ -217,9 +217,6 @@ def _exit_text(exit_code: int | None) -> str:
 
 
 def _start_process() -> _Process:
-    main = sys.modules.get("__main__")
-    if main is not None and not hasattr(main, "__spec__"):
-        main.__spec__ = None  # multiprocessing needs it; %reset of a notebook removes it
     context = multiprocessing.get_context("spawn")
     parent_end, child_end = context.Pipe()
     process = context.Process(target=_serve, args=(child_end,), daemon=True)
@@ -240,6 +237,9 @@ def start_resource_tracker() -> None:
     it, each process that ends prints a traceback. If this process is killed, it removes the shared
     resources without a warning.
     """
+    main = sys.modules.get("__main__")
+    if main is not None and not hasattr(main, "__spec__"):
+        main.__spec__ = None  # multiprocessing needs it; %reset of a notebook removes it
     if not hasattr(signal, "SIGHUP"):  # on Windows
         return
     with environment("PYTHONWARNINGS", "ignore::UserWarning:multiprocessing.resource_tracker"):
