@@ -10,7 +10,7 @@ from tests.simulated.programs import CLOSE, FAULTS, Fault, run
 from unified_prof.base.text import NS_PER_MS
 from unified_prof.compare.device_tables import DeviceDifference
 from unified_prof.pipeline.convert import convert
-from unified_prof.report.device_documents import device_headline
+from unified_prof.report.device_documents import finding_facts
 
 # Faults of each kind, and the programs that have them.
 PLANTED = [
@@ -57,21 +57,17 @@ def test_the_fault_is_the_finding_that_changed_most(name: str, base: str, tmp_pa
 
 def test_the_headline_says_whether_a_finding_is_new(tmp_path: Path) -> None:
     there, back, _ = compared(tmp_path, "garbage collection", "mlp")
-    labels = [[label for label, _ in device_headline(one)] for one in (there, back)]
-    assert labels[0][-2:] == ["finding", "no longer found"]
-    assert labels[1][-2:] == ["finding", "new finding"]
+    labels = [[label for label, _ in finding_facts(one)] for one in (there, back)]
+    assert labels == [["finding", "no longer found"], ["finding", "new finding"]]
     # The trace of the healthy program has no events of the collector: the rule lacks its data.
     assert there.findings[0].base_ns is None
-    assert dict(device_headline(there))["finding"].startswith("unknown -> 6.0")
+    assert dict(finding_facts(there))["finding"].startswith("unknown -> 6.0")
 
 
 def test_findings_without_a_cost_of_their_own_are_no_change(tmp_path: Path) -> None:
     both = {"tokens": 512, "python_us": 2000.0}
-    paths = []
-    for base, fault in (
-        ("ddp", Fault("ddp", both=both, model={"reduction": "at end"})),
-        ("mlp", Fault("mlp")),
-    ):
+    limited, paths = Fault("ddp", both=both, model={"reduction": "at end"}), []
+    for base, fault in (("ddp", limited), ("mlp", Fault("mlp"))):
         machine, _ = run(base, fault)
         machine.write(tmp_path / f"{base}.json")
         paths.append(convert(tmp_path / f"{base}.json", tmp_path / f"{base}.db").database)

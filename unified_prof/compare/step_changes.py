@@ -228,7 +228,7 @@ class _Drift:
         return len(self._baseline) < self._wanted
 
     def add(self, step: int, level: float) -> tuple[int, float, float] | None:
-        """Add a block that begins at `step`; return the begin of drift and both lengths."""
+        """Add a block that begins at `step`; return the start of drift and both lengths."""
         self._latest.append(level)
         if self.is_collecting:
             self._extend(level)
@@ -312,7 +312,7 @@ class _Growth:
         return None
 
     def _judged(self, minima: list[tuple[int, int]]) -> tuple[int, float] | None:
-        """Return the begin of growth, and bytes per step; None if it is not steady."""
+        """Return the start of growth, and bytes per step; None if it is not steady."""
         growth = [right[1] - left[1] for left, right in pairwise(minima)]
         total, half = sum(growth), len(growth) // 2
         late = sum(growth[-half:])

@@ -1,7 +1,7 @@
 """The critical path of the steps: a kernel, call or wait for each nanosecond, without overlap.
 
 The path is followed from the end of a step backwards, always to the dependency that arrived last,
-until the begin of the step. The slack of other tasks is the time by which they could take longer
+until the start of the step. The slack of other tasks is the time by which they could take longer
 without delaying the step.
 """
 

@@ -46,12 +46,7 @@ def device_headline(found: DeviceDifference) -> list[tuple[str, str]]:
     before, after = (side.per_share(side.window_ns) for side in (found.base, found.new))
     if before and after:
         change = f"{format_signed(after - before)}, {ratio_text(after / before)}"
-        lines.append(
-            (
-                unit(found),
-                f"{duration(before)} -> {duration(after)} ({change})",
-            )
-        )
+        lines.append((unit(found), f"{duration(before)} -> {duration(after)} ({change})"))
     for metric, comparison in found.totals.items():
         if found.same_devices or metric == PEAK:
             is_size = metric == PEAK
@@ -63,12 +58,11 @@ def device_headline(found: DeviceDifference) -> list[tuple[str, str]]:
                 base, new = comparison.base_median, comparison.new_median
                 said = f"{names.format_size(base)} -> {names.format_size(new)}"
             lines.append((metric if is_size else "median step", said))
-    lines += [finding_change(found, change) for change in found.findings[:_MAX_FINDINGS]]
     return lines
 
 
-def finding_change(found: DeviceDifference, change: FindingChange) -> tuple[str, str]:
-    """Return the outcome of a finding whose cost changed, and its costs and cause."""
+def _finding_change(found: DeviceDifference, change: FindingChange) -> tuple[str, str, str]:
+    """Return the outcome of a finding whose cost changed, its costs, and its text."""
     before, after = (
         "unknown" if cost is None else duration(cost) for cost in (change.base_ns, change.new_ns)
     )
@@ -78,7 +72,13 @@ def finding_change(found: DeviceDifference, change: FindingChange) -> tuple[str,
     elif change.new_ns == 0:
         label, costs = "no longer found", before
     per = "/step" if found.new.steps else ""
-    return label, f"{costs}{per}  {neutral(finding_summary(change.finding))}"
+    return label, f"{costs}{per}", neutral(finding_summary(change.finding))
+
+
+def finding_facts(found: DeviceDifference) -> list[tuple[str, str]]:
+    """Return the findings whose cost changed most as (outcome, costs and text)."""
+    changes = (_finding_change(found, one) for one in found.findings[:_MAX_FINDINGS])
+    return [(label, f"{costs}  {text}") for label, costs, text in changes]
 
 
 def device_verdict(found: DeviceDifference) -> str:
@@ -90,8 +90,7 @@ def device_verdict(found: DeviceDifference) -> str:
     if before:
         text += f" instead of {duration(before)} ({ratio_text(after / before)})"
     if found.findings:
-        label, change = finding_change(found, found.findings[0])
-        costs, _, finding = change.partition("  ")
+        label, costs, finding = _finding_change(found, found.findings[0])
         return f"{text}. {label.capitalize()}, {costs}: {finding}."
     row = max(found.classes, key=lambda row: abs(found.change_ns(row)), default=None)
     if row is None or not found.change_ns(row):
@@ -565,7 +564,7 @@ def device_document(found: DeviceDifference, shown: DeviceRequest) -> Document:
     document.title(f"{found.base.label} -> {found.new.label}")
     for warning in found.warnings:
         document.warning("warning", warning)
-    for label, text in device_headline(found):
+    for label, text in (*device_headline(found), *finding_facts(found)):
         document.fact(label, text)
     _add_tables(document, found, shown)
     for line in device_remarks(found):
@@ -601,9 +600,8 @@ def device_page(found: DeviceDifference, shown: DeviceRequest) -> str:
         "warnings": [names.neutral(one) for one in found.warnings],
         "headline": [
             [what, neutral(text)]
-            for what, text in device_headline(found)
             # The verdict has the finding that changed most.
-            if not found.findings or text != finding_change(found, found.findings[0])[1]
+            for what, text in (*device_headline(found), *finding_facts(found)[1:])
         ],
         "least_ns": MIN_ROW_CHANGE * found.longest_ns,
         "remarks": [names.neutral(one) for one in device_remarks(found)],

@@ -462,7 +462,7 @@ def host_windows(
             continue
         enough = 0
         until = held[0]["key"][place]
-        # A record at the begin of a call is outside it, but may be in the call before.
+        # A record at the start of a call is outside it, but may be in the call before.
         cuts = [place, *(np.searchsorted(rows["key"], until, side="right") for rows in held[1:])]
         parts = [rows[:cut] for rows, cut in zip(held, cuts, strict=True)]
         held = [rows[cut:] for rows, cut in zip(held, cuts, strict=True)]

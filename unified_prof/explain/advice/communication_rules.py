@@ -228,7 +228,7 @@ def exposed_communication(context: DeviceContext) -> Iterator[Cause]:
 def _without_fill_ns(
     context: DeviceContext, messages: _Collectives, wait_ns: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return the waits without those in which a pipeline fills at the begin of a step.
+    """Return the waits without those in which a pipeline fills at the start of a step.
 
     Stages of equal length wait there as well; its first receive costs what the others do.
     """

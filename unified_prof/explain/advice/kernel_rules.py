@@ -509,9 +509,8 @@ def recomputation(context: DeviceContext) -> Iterator[Cause]:
 # Minimum share of kernel time of memory-bound kernels that torch.compile could fuse.
 ELEMENTWISE_SHARE = 0.20
 FUSION_SAVING = 0.05  # Minimum saving: of few chains, compilers fuse only a part.
-MIN_NPU_CHAIN = 3  # Minimum number of kernels in a chain on an NPU.
-# If fewer kernels are fusible, chains of so many kernels count, from this share of kernel time.
-# Casts are part of such chains.
+# On an NPU, or if fewer kernels are fusible, only chains of so many kernels count; on a GPU, from
+# this share of kernel time. Casts are part of such chains.
 LONG_CHAIN, LONG_CHAINS_SHARE = 3, 0.05
 _FUSIBLE = names.ELEMENT_WISE, names.CAST, names.REDUCTION, names.NORMALISATION
 
@@ -534,10 +533,8 @@ def unfused_elementwise(context: DeviceContext) -> Iterator[Cause]:
     others[rows] |= np.bincount(chain, others[rows], minlength=1)[chain] >= LONG_CHAIN
     rows, chain = _chains(context, others)
     count, kernel_ns = np.bincount(chain)[chain], int(tasks.length_ns[tasks.kind == KERNEL].sum())
-    if context.is_npu:
-        # Operators of CANN fuse more: pairs of them are rarely one operator.
-        rows, chain = rows[count >= MIN_NPU_CHAIN], chain[count >= MIN_NPU_CHAIN]
-    elif tasks.length_ns[rows].sum() < ELEMENTWISE_SHARE * kernel_ns:
+    # Operators of CANN fuse more: pairs of them are rarely one operator.
+    if context.is_npu or tasks.length_ns[rows].sum() < ELEMENTWISE_SHARE * kernel_ns:
         rows, chain = rows[count >= LONG_CHAIN], chain[count >= LONG_CHAIN]
     chain = np.unique(chain, return_inverse=True)[1]
     length = tasks.length_ns[rows]

@@ -153,7 +153,7 @@ class _LaunchOrder:
 
 
 TRIES = 256  # Maximum number of earlier tasks to examine for the one that a call waited for.
-_CLOSE_NS = 10_000  # Maximum time from the end of a task to the begin of one that waited for it...
+_CLOSE_NS = 10_000  # Maximum time from the end of a task to the start of one that waited for it...
 _SOON_NS = 5_000  # ...if the wait was not recorded and is inferred from times alone.
 # Maximum time until a waiting stream notices a recorded event (17 to 59 µs on a 910A).
 _POLL_NS = 100_000

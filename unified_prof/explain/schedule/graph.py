@@ -1,6 +1,6 @@
 """Dependency graph of a schedule: critical path, slack, and times with other durations.
 
-A moment is the begin of a device task or of a host call. Its time is the arrival of its last
+A moment is the start of a device task or of a host call. Its time is the arrival of its last
 dependency plus `Schedule.own_ns`, a constant that the recording does not explain. So the recorded
 durations reproduce the recorded times exactly, and other durations give an estimate.
 """
@@ -229,7 +229,7 @@ class Schedule:
         return result
 
     def _weight(self, takes_ns: Ints, lag_ns: Ints) -> Ints:
-        """Return the time from the begin of the source of each edge to its target."""
+        """Return the time from the start of the source of each edge to its target."""
         return lag_ns + np.where(self.edges.behind, takes_ns[self.edges.source], 0)
 
     def slack_ns(self, ends: Ints) -> Ints:
@@ -280,7 +280,7 @@ def _with_edges(
 
 
 # Kinds of edges: a thread's own time; a synchronizing call and its return; from putting an item
-# into a queue to taking it out; from the end of one thread to the begin of another; from a launch
+# into a queue to taking it out; from the end of one thread to the start of another; from a launch
 # to its task; from one task to the next on its stream; from a task to what waited for it by an
 # event; the same inferred from times alone; the end of a step; a batch of worker processes; from a
 # member of a collective, or the collective before it, to its end; from that end to a waiting rank.

@@ -63,7 +63,7 @@ class Host:
 
     thread: Ints
     time_ns: Ints
-    # Moment of the begin of each host call, NOWHERE if it launches nothing.
+    # Moment of the start of each host call, NOWHERE if it launches nothing.
     launched_by: Ints
     waits: Waits
     # Moments of the ends and begins of steps on their thread, if known.

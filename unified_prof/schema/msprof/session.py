@@ -24,8 +24,6 @@ from sqlalchemy.orm import (
 from sqlalchemy.orm.exc import DetachedInstanceError
 from sqlalchemy.types import TypeEngine, UserDefinedType
 
-from unified_prof.schema import catalogue
-
 STRINGS = "STRING_IDS.id"
 EPOCH_NS = "ns since 1970"
 BYTES = "bytes"
@@ -255,12 +253,6 @@ class MetaData(RowIdentity, MsprofBase):
     __table_args__ = written(_ALWAYS)
     name = column("name", "name of the value", TEXT)
     value = column("value", "the value; mappings and lists are JSON", TEXT)
-
-
-def contents(table: str, revision: str = "latest") -> dict[int, str]:
-    """Return an ENUM_ table's contents at a revision (id -> name); empty before it existed."""
-    rows = catalogue.load(catalogue.MSPROF, revision).rows.get(table, ())
-    return {int(str(number)): str(name) for number, name in rows}
 
 
 class Constants:
