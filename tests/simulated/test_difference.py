@@ -10,7 +10,7 @@ from tests.simulated.programs import CLOSE, FAULTS, Fault, run
 from unified_prof.base.text import NS_PER_MS
 from unified_prof.compare.device_tables import DeviceDifference
 from unified_prof.pipeline.convert import convert
-from unified_prof.report.device_documents import finding_facts
+from unified_prof.report.device_sentences import finding_facts
 
 # Faults of each kind, and the programs that have them.
 PLANTED = [

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.tracking.test_scripts import NET
-from tests.tracking.workloads import Workload, make_spec
+from tests.tracking.workloads import NET, Workload, make_spec
 from unified_prof.tracking.raw_calls import Iteration
 from unified_prof.tracking.session import Session
 

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.tracking.test_scripts import NET
-from tests.tracking.workloads import Workload
+from tests.tracking.workloads import NET, Workload
 from unified_prof.tracking.interference import collection_held_off
 
 

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.tracking.test_driver import Spy
-from tests.tracking.test_scripts import LOOP, NET
-from tests.tracking.workloads import PROVIDERS, Workload, names
+from tests.tracking.workloads import LOOP, NET, PROVIDERS, Workload, names
 from unified_prof.base.run_spec import Capture
 
 

@@ -3,8 +3,7 @@
 import pytest
 
 from tests.tracking.test_driver import Spy
-from tests.tracking.test_scripts import NET
-from tests.tracking.workloads import FORKS_TRAIN, Workload, in_backward, names
+from tests.tracking.workloads import FORKS_TRAIN, NET, Workload, in_backward, names
 from unified_prof.errors import CaptureError
 
 BY_HAND = """

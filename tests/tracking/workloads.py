@@ -37,6 +37,31 @@ import torch.nn.functional as F
 """
 
 
+NET = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(8, 8)
+    def forward(self, x):
+        return self.lin(x).relu()
+"""
+
+LOOP = """
+import sys
+def main(steps):
+    torch.manual_seed(0)
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(steps):
+        net(torch.randn(4, 8)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+if __name__ == "__main__":
+    main(20)
+    print("the end")
+"""
+
+
 class Workload:
     """A directory with scripts, run from inside it as a user would."""
 

@@ -6,6 +6,7 @@ source lines and allocations, and computes call stacks for flame graphs.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -38,7 +39,6 @@ from unified_prof.recording.framework import (
     NONE,
     NOT_ATTRIBUTED,
     Framework,
-    module_class,
 )
 from unified_prof.recording.model import THEN, Breakdown, Row
 from unified_prof.recording.python_frames import user_stacks
@@ -346,7 +346,10 @@ def merge_calls(labels: Labels, parts: list[Columns]) -> PackedCalls:
     if "module" in columns:
         used = columns["module"].distinct().tolist()
         paths = {labels.texts[number] for number in used if number != UNKNOWN}
-        classes = {path: module_class(path) for path in paths - {NOT_ATTRIBUTED}}
+        # A module path ends in `Class_0`.
+        classes = {
+            path: re.sub(r"_\d+$", "", path.rpartition(".")[2]) for path in paths - {NOT_ATTRIBUTED}
+        }
     return PackedCalls(labels, columns, classes)
 
 

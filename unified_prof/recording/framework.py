@@ -52,7 +52,6 @@ _STEP = re.compile(r"ProfilerStep#\d+$")
 _OPERATION = re.compile(
     r"(?!autograd::engine)(?:[\w.]+::[\w:.]+$|.*Backward\d*$|torch::autograd::CppNode<)"
 )
-_INSTANCE = re.compile(r"_\d+$")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -599,8 +598,3 @@ class _Nested:
 
 # Module path of calls whose module was not recorded.
 NOT_ATTRIBUTED = "(not attributed to a module)"
-
-
-def module_class(path: str) -> str:
-    """Return the class of a module whose path ends in `Class_0`."""
-    return _INSTANCE.sub("", path.rpartition(".")[2])
