@@ -7,12 +7,14 @@ shows the rows of a database.
 
 from __future__ import annotations
 
+import base64
 import itertools
 import json
 import re
 import sqlite3
 import sys
 import tempfile
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict, replace
@@ -51,6 +53,7 @@ VARIABLES = {
     "UPROF_GATE_NOISE": "1%",
     "GITHUB_STEP_SUMMARY": "",
 }
+NOT_PACKED = ("device", "host", "title")  # texts beside packed columns of pages
 COMMAND = "$ uprof "
 WIDTH = 320  # JSON values that fit are on one line.
 OF_RULES = ("judged", "not_judged")
@@ -59,6 +62,7 @@ VARYING = (
     (r"\nskipped: .*", ""),
     (r"\n  CPU time .*", ""),
     (r"(cpu_seconds: ).*", r"\1SECONDS"),
+    (r"(: html), .* bytes", r"\1"),
     (r"_20\d{12}\.", "_TIME."),
     (r"\b(\d{5})-[0-9a-f]{20}-", r"\1-HASH-"),
 )
@@ -259,8 +263,11 @@ def output_of(words: list[str]) -> str:
     done = uprof(*words)
     code = f"exit code {done.returncode}\n" if done.returncode else ""
     parts = [code, done.stderr, readable(done.stdout)]
-    if words[0] == "export" and not done.returncode:
-        out = Path(words[words.index("-o") + 1])
+    out = Path(words[words.index("-o") + 1]) if "-o" in words else Path()
+    if out.suffix == ".html":
+        data = out.read_text(encoding="utf-8").partition('id="data">')[2].partition("</script>")[0]
+        parts += [readable(json.dumps(json.loads(data, object_hook=unpacked)))]
+    elif words[0] == "export" and not done.returncode:
         for file in sorted(out.iterdir()) if out.is_dir() else [out]:
             parts += [f"--- {file.name}\n", readable(file.read_text(encoding="utf-8"))]
     return "".join(parts)
@@ -294,6 +301,24 @@ def formulas(shape: str) -> Iterator[str]:
             yield f"  {', '.join(key for key, one in changed.items() if one == text)}: {text}\n"
 
 
+def unpacked(value: dict[str, Any]) -> dict[str, Any]:
+    """Return an object of a page; if it has packed columns, with their numbers."""
+    if not any(isinstance(value.get(name), str) for name in ("duration", "src", "span_ns")):
+        return value
+    packed = [n for n, one in value.items() if isinstance(one, str) and n not in NOT_PACKED]
+    return value | {name: numbers(value[name]) for name in packed}
+
+
+def numbers(text: str) -> list[int]:
+    """Return numbers in base64 with seven bits per byte, the lowest first."""
+    result, shift = [0], 0
+    for byte in base64.b64decode(text):
+        result[-1] |= (byte & 127) << shift
+        shift = shift + 7 if byte > 127 else 0
+        result += [] if shift else [0]
+    return result[:-1]
+
+
 def readable(text: str) -> str:
     """Return JSON with a line for each value that fits, other text unchanged."""
     try:
@@ -315,9 +340,12 @@ def members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def json_lines(value: Any, prefix: str = "") -> Iterator[str]:
     """Yield a JSON value as lines."""
-    line = json.dumps(value, ensure_ascii=False)
-    if len(line) <= WIDTH or not isinstance(value, dict | list):
-        yield prefix + line
+    line = prefix + json.dumps(value, ensure_ascii=False)
+    if isinstance(value, list) and all(isinstance(one, int | float) for one in value):
+        yield from textwrap.wrap(line, WIDTH)
+        return
+    if len(line) <= WIDTH + len(prefix) or not isinstance(value, dict | list):
+        yield line
         return
     yield prefix + ("{" if isinstance(value, dict) else "[")
     indent = " " * (len(prefix) - len(prefix.lstrip()) + 1)
