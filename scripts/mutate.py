@@ -59,6 +59,7 @@ SYMBOLS = {
     ast.Or: "or", ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "//",
     ast.BitAnd: "&", ast.BitOr: "|",
 }  # fmt: skip
+GOLDENS_COST = 0.2  # Part of their time that counts in the order of tests.
 # Longest time of one test, and of the tests of one mutant: an endless loop counts as killed.
 TEST_TIMEOUT_S = 60
 TIMEOUT_S = 900
@@ -235,6 +236,12 @@ class Coverage:
         self._users = users
         self._data = CoverageData(str(RECORD / "data"))
         self._data.read()
+        scopes = (
+            name.partition(mutate_plugin.FIXTURE)[0]
+            for name in self._data.measured_contexts()
+            if mutate_plugin.FIXTURE in name
+        )
+        self._with_fixtures = {scope.partition("::")[0] for scope in scopes}
         self._tests: dict[Path, dict[int, set[str]]] = {}
 
     def runs_at_import(self, path: Path, line: int) -> bool:
@@ -242,7 +249,10 @@ class Coverage:
         return "" in self._data.contexts_by_lineno(str(ROOT / path)).get(line, [""])
 
     def tests(self, path: Path, line: int) -> tuple[list[str], str]:
-        """Return the tests that run a line, those of the cheapest files first, and how they run it.
+        """Return the tests that run a line, the cheapest first, and how they run it.
+
+        Goldens count as cheap, because they fail for most mutants of the lines that they run. Tests
+        of a file with shared fixtures stay together.
 
         A line that runs at import (a constant, a table, a default) is run by the tests that run
         the lines that name it. If no test runs the line in its own process: all of the module.
@@ -260,13 +270,17 @@ class Coverage:
             found |= set().union(*(self._that_match(module, pattern) for module in modules))
         if not found:
             found, how = set().union(*self._of_module(path).values()), "of the module"
-        files: dict[str, list[str]] = defaultdict(list)
+        groups: dict[str, list[str]] = defaultdict(list)
         for test in sorted(found, key=lambda test: (self.costs_s[test], test)):
-            files[test.partition("::")[0]].append(test)
-        by_cost = sorted(
-            files.values(), key=lambda tests: sum(self.costs_s[test] for test in tests)
-        )
-        return [test for tests in by_cost for test in tests], how
+            file = test.partition("::")[0]
+            groups[file if file in self._with_fixtures else test].append(test)
+
+        def cost_s(tests: list[str]) -> float:
+            return sum(self.costs_s[test] for test in tests) * (
+                GOLDENS_COST if "golden" in tests[0] else 1
+            )
+
+        return [test for tests in sorted(groups.values(), key=cost_s) for test in tests], how
 
     def _that_match(self, path: Path, pattern: re.Pattern[str]) -> set[str]:
         of_line = self._of_module(path)
