@@ -2,13 +2,15 @@
 
 import statistics
 from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unified_prof.cluster import moe_imbalance, rank_signals, slow_links
+from unified_prof.cluster import moe_imbalance, rank_signals, rule_context, slow_links
 from unified_prof.cluster.rank_signals import (
     chance_limit,
     median_of_others,
@@ -164,3 +166,35 @@ def test_load_of_experts_is_evened_in_total_or_in_each_exchange(
 ) -> None:
     found = moe_imbalance._evening(np.array(load, float), each=each)
     np.testing.assert_allclose(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("steps", "text"),
+    [
+        (range(10), " in every step"),
+        ([7], " in step 7"),
+        ([8, 9], " in steps 8 and 9"),
+        ([7, 8, 9], " since step 7"),
+        ([0, 2, 4, 6, 9], " in steps 0, 2, 4, 6 and 9"),
+        ([0, 1, 2, 4, 6, 9], " in 6 of 10 steps (0, 1, 2, 4, 6, ...)"),
+    ],
+)
+def test_up_to_five_steps_are_named(steps: Sequence[int], text: str) -> None:
+    context: Any = SimpleNamespace(steps=tuple(range(10)), has_steps=lambda: True)
+    assert rule_context.steps_text(context, steps, " in every step") == text
+
+
+@pytest.mark.parametrize(
+    ("late", "kept"),
+    [
+        ("110111", "000111"),  # at least three blocks of steps in a row ...
+        ("11", "11"),  # ... or all
+        ("1110" * 4 + "11", "1110" * 4 + "00"),
+        ("1110" * 4 + "111", "0" * 19),  # a sixth of 19 blocks are four
+    ],
+)
+def test_watched_ranks_must_be_late_for_some_time(late: str, kept: str) -> None:
+    mask = np.array([[mark == "1" for mark in late]])
+    context: Any = SimpleNamespace(is_watched=True)
+    found = rule_context.lasting(context, mask)
+    assert "".join(str(int(one)) for one in found[0]) == kept
