@@ -32,6 +32,7 @@ SETTINGS = "_hypothesis_internal_use_settings"
 # package, which takes a third of the quick suite.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+os.environ.pop("COLUMNS", None)  # Limits the width of text in pipes.
 
 # Tests send SIGHUP and Ctrl-C, which nohup and background jobs ignore, also in child processes.
 if hasattr(signal, "SIGHUP"):

@@ -47,7 +47,6 @@ from unified_prof.version import VERSION
 
 FOLDER = Path(__file__).parent / "data" / "goldens"
 VARIABLES = {
-    "COLUMNS": "160",
     "XDG_CACHE_HOME": "cache",
     "XDG_STATE_HOME": "state",
     "UPROF_GATE_NOISE": "1%",

@@ -165,10 +165,14 @@ def write_kernels(path: Path, duration: int) -> Path:
 
 
 def test_piped_table_is_limited_to_200_columns_and_csv_and_json_have_full_names(
-    recording: Path,
+    recording: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown = uprof("report", recording, "--by", "kernel").stdout
-    assert max(map(len, shown.splitlines())) <= 200
+    assert 80 < max(map(len, shown.splitlines())) <= 200
+    with monkeypatch.context() as patch:
+        patch.setenv("COLUMNS", "80")
+        limited = uprof("report", recording, "--by", "kernel").stdout
+    assert max(map(len, limited.splitlines())) <= 80
     for short in SYMBOLS.values():
         assert short in shown
     for form in ("csv", "json"):

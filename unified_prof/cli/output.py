@@ -30,9 +30,13 @@ WIPE = "\r\x1b[K"  # Control sequence that erases the current terminal line.
 
 
 def terminal(stream: TextIO | None = None) -> tuple[int | None, bool]:
-    """Return the width of the terminal (None if there is none), and True if it shows colors."""
+    """Return the width of the text (None: unlimited), and True if colors are shown.
+
+    In a pipe or a file, text is unlimited unless COLUMNS is set.
+    """
     if not (stream or sys.stdout).isatty():
-        return None, False
+        columns = os.environ.get("COLUMNS", "")
+        return int(columns) if columns.isdecimal() and int(columns) else None, False
     color = "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
     return shutil.get_terminal_size().columns, color
 

@@ -68,8 +68,7 @@ def report(
             hint=f"use it with --by {', '.join(STATISTICS_OF)}",
             slug="no-breakdown",
         )
-    to_terminal = target.file is None and sys.stdout.isatty()
-    width, color = printing.terminal() if to_terminal else (None, False)
+    width, color = (None, False) if target.file else printing.terminal()
     request = formats.ReportRequest(
         by=by,
         sort=sort,
@@ -99,4 +98,5 @@ def report(
     for hint in made.hints:
         result.printer.hint(hint)
     # On a terminal it is printed above the figures.
-    printing.end_if_missing(made.missing, told=to_terminal and target.is_text)
+    told = target.file is None and target.is_text and sys.stdout.isatty()
+    printing.end_if_missing(made.missing, told=told)

@@ -411,7 +411,7 @@ def _model_use(found: Sequence[ModelUse]) -> list[str]:
             text += f", MFU {names.format_percent(100 * one.share)} of {one.peak} TFLOP/s{mark}"
         elif not one.peak:
             text += ", peak of this device unknown (see [tool.uprof.devices])"
-        text += "; HFU: recomputed operations are counted"
+        text += ", recomputation included"
         if one.known_share < _KNOWN_SHAPES_SHARE:
             text += f", {known} has known shapes"
         lines.append(f"{names.neutral(one.device)}: {text}" if len(found) > 1 else text)
