@@ -211,17 +211,13 @@ def _summary(folder: Path) -> Path:
     return summaries.write_summary(folder / "run.cluster")
 
 
-def _of_source(kind: str, folder: Path) -> Path:
-    return MAKERS[kind](folder)
-
-
 _CLUSTER_BUILD: tuple[Command, ...] = (
     ("cluster", "build", "IN", "-o", "OUT/out.cluster", "--jobs", "1"),
 )
 _CLUSTER_REPORT: tuple[Command, ...] = (("cluster", "report", "OUT/out.cluster"),)
 
-FORMATS: dict[str, Format] = {
-    "kineto JSON": Format(_kineto),
+FORMATS: dict[str, Format] = {kind: Format(make) for kind, make in MAKERS.items()} | {
+    "kineto": Format(_kineto),
     "Chrome trace": Format(_chrome_trace),
     "trace, gzip": Format(partial(_compressed, suffix="gz", compress=gzip.compress)),
     "trace, xz": Format(partial(_compressed, suffix="xz", compress=lzma.compress)),
@@ -229,14 +225,9 @@ FORMATS: dict[str, Format] = {
     "trace, zstd": Format(partial(_compressed, suffix="zst", compress=_zstd)),
     "traces, zip": Format(_zip, (("convert", "IN", "-o", "OUT/converted"),), ()),
     "directory, tar.gz": Format(_tar, (("convert", "IN", "-o", "OUT/converted"),), ()),
-    "nsys SQLite": Format(_nsys),
+    "nsys": Format(_nsys),
     "nsys Parquet": Format(_parquet),
-    "rocpd": Format(partial(_of_source, "rocm")),
     "rocprofv3 JSON": Format(_rocm_json),
-    "ascend_pt": Format(partial(_of_source, "ascend_pt")),
-    "Ascend text": Format(partial(_of_source, "ascend_text")),
-    "PROF directory": Format(partial(_of_source, "prof")),
-    "snapshot, pickle": Format(partial(_of_source, "memory_snapshot")),
     "snapshot, JSON": Format(_snapshot_json),
     "msprof database": Format(lambda folder: training_step(folder / "r.db"), MSPROF, ()),
     "Skyline time": Format(lambda folder: run_time_report(folder / "t.sqlite"), REPORT, ()),

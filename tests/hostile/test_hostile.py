@@ -35,7 +35,7 @@ def test_every_source_is_attacked(tmp_path: Path) -> None:
 
 
 def test_every_mutator_applies_to_a_format(tmp_path: Path) -> None:
-    names = ("kineto JSON", "nsys SQLite", "nsys Parquet", "snapshot, pickle")
+    names = ("kineto", "nsys", "nsys Parquet", "memory_snapshot")
     files = [file for name in names for file in mutators.files_of(made(name, tmp_path / name))]
     for name, mutate in mutators.MUTATORS.items():
         changed = []

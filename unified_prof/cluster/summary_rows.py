@@ -1,4 +1,4 @@
-"""Rows of the tables of a summary file, in the order of the schema's columns."""
+"""Rows of the tables of a summary file, in the order of the columns of `schemas/cluster/`."""
 
 from __future__ import annotations
 

@@ -3,9 +3,6 @@
 To add a source, write a `Source` in a module here and add an instance to `SOURCES`. Discovery,
 report names, help, `uprof run` and hints use only the registry. `UNSUPPORTED_FORMATS` lists formats
 that are recognized but cannot be converted. CONTRIBUTING.md, "A source", has a worked example.
-
-Also change: the rows of `uprof convert` in the first table of README.md, and
-`MAKERS` of `tests/pipeline/test_sources.py`, whose tests go through every source.
 """
 
 from __future__ import annotations
