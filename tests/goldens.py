@@ -40,8 +40,9 @@ from tests.records import run_with_regions
 from tests.simulated.machine import Machine, Settings
 from tests.simulated.models import Model, run_step
 from unified_prof.base.run_spec import Frame
-from unified_prof.explain.roofline import serving_formulas
+from unified_prof.explain.roofline import ascend, serving_formulas
 from unified_prof.explain.roofline.arguments import Arguments, UnknownCostError, parsed
+from unified_prof.explain.roofline.costs import Cost
 from unified_prof.sqlite import skyline_writer
 from unified_prof.version import VERSION
 
@@ -259,6 +260,10 @@ def output_of(words: list[str]) -> str:
             return snapshots.rows_text(db)
     if words[0] == "formulas":
         return "".join(formulas(words[1]))
+    if words[0] == "formula":
+        return cost_text(lambda: cost_of_operation(words[1], words[2]))
+    if words[0] == "operator":
+        return cost_text(lambda: cost_of_operator(*words[1:]))
     done = uprof(*words)
     code = f"exit code {done.returncode}\n" if done.returncode else ""
     parts = [code, done.stderr, readable(done.stdout)]
@@ -284,11 +289,7 @@ def formulas(shape: str) -> Iterator[str]:
         values = tuple("True" if at == true else "False" for at in numbers)
         formula = serving_formulas.formula_of(name)
         assert formula is not None
-        try:
-            found = asdict(formula(Arguments(parsed(shapes, types).given, values)))
-        except UnknownCostError as error:
-            return str(error)
-        return ", ".join(f"{key} {one}" for key, one in found.items() if one not in (None, ""))
+        return cost_text(lambda: formula(Arguments(parsed(shapes, types).given, values)))
 
     for name in sorted(serving_formulas._FORMULAS):
         if not (usual := cost(name)).startswith("unit"):
@@ -298,6 +299,48 @@ def formulas(shape: str) -> Iterator[str]:
         changed |= {f"true {at}": cost(name, true=at) for at in numbers}
         for text in sorted({text for text in changed.values() if text != usual}):
             yield f"  {', '.join(key for key, one in changed.items() if one == text)}: {text}\n"
+
+
+def cost_text(cost: Callable[[], Cost]) -> str:
+    """Return the figures of a cost, or why it is unknown."""
+    try:
+        found = asdict(cost())
+    except UnknownCostError as error:
+        return str(error)
+    return ", ".join(f"{key} {one}" for key, one in found.items() if one not in (None, ""))
+
+
+def cost_of_operation(name: str, words: str) -> Cost:
+    """Return the cost of an operation of torch.
+
+    Its arguments are `dtype:sizes` of a tensor, bf16 by default, `dtype:sizes|sizes` of a list of
+    tensors, whose dtype is that of the kernel, `=value`, or empty.
+    """
+    shapes, types, values = [], [], []
+    for word in words.split(";"):
+        dtype, _, sizes = word.rpartition(":")
+        is_value = word.startswith("=")
+        kind = "TensorList" if "|" in word else dtype or ("BFloat16" if word else "")
+        shapes.append("" if is_value else sizes)
+        types.append("Scalar" if is_value else kind)
+        values.append(word[1:] if is_value else "")
+    formula = serving_formulas.formula_of(name)
+    assert formula is not None
+    texts = ";".join(shapes), ";".join(types), None, json.dumps(values)
+    return formula(parsed(*texts, kernel=words))
+
+
+def cost_of_operator(name: str, inputs: str, outputs: str, launched_by: str = "") -> Cost:
+    """Return the cost of an operator of CANN; its tensors are `dtype:sizes@layout`."""
+
+    def tensors(words: str) -> tuple[ascend.StoredTensor, ...]:
+        parts = [re.split("[:@]", f"{one}@ND") for one in words.split(";")]
+        return ascend.stored_tensors(*(";".join(part[at] for part in parts) for at in (1, 0, 2)))
+
+    operation, _, arguments = launched_by.partition("(")
+    given = parsed(arguments, ";".join("BFloat16" for _ in arguments.split(";")))
+    framework = ascend.Framework(operation, given) if operation else None
+    return ascend.cost(ascend.Operator(name, tensors(inputs), tensors(outputs), framework))
 
 
 def unpacked(value: dict[str, Any]) -> dict[str, Any]:

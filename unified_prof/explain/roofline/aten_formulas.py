@@ -55,6 +55,8 @@ def _conv(
     def cost(args: Arguments) -> Cost:
         x, w, b = args.tensor(0), args.tensor(1), args.optional(bias)
         window, spatial = w.shape[2:], len(w.shape) - 2
+        if spatial < 1 or len(x.shape) not in (spatial + 1, spatial + 2):
+            raise UnknownCostError("its input and its weight do not match")
         is_transposed = transposed if isinstance(transposed, bool) else args.flag(transposed)
         added = args.text(padding).strip("'\"")
         extra: Shape | None = None
@@ -68,8 +70,6 @@ def _conv(
             args.sizes(dilation),
             extra,
         )
-        if spatial < 1 or len(x.shape) not in (spatial + 1, spatial + 2):
-            raise UnknownCostError("its input and its weight do not match")
         number = args.integers(groups) or (1,)
         channels = w.shape[1] * number[0] if is_transposed else w.shape[0]
         y = Tensor((*x.shape[: len(x.shape) - spatial - 1], channels, *sizes), x.dtype)

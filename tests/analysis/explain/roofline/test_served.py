@@ -27,84 +27,11 @@ def cost(
     return formula(Arguments(found.given, tuple(values or ()), around))
 
 
-def flops_and_bytes(
-    name: str, *tensors: tuple[str, str], values: Sequence[str] | None = None
-) -> list[int]:
-    found = cost(name, *tensors, values=values)
-    return [found.flops, found.moved_bytes]
-
-
-ROWS = ("4,10", BF16)
-NORM = [5 * 40, 2 * (40 + 40 + 10)]
-
-
-@pytest.mark.parametrize(
-    ("name", "tensors", "expected"),
-    [
-        ("aiter::rms_norm", [ROWS, ("10", BF16), ("", "Scalar")], NORM),
-        ("aiter::rmsnorm2d_fwd_ck", [ROWS, ("10", BF16), ("", "Scalar")], NORM),
-        ("aiter::rmsnorm", [ROWS, ROWS, ("10", BF16), ("", "Scalar")], NORM),
-        ("_C::rms_norm", [ROWS, ROWS, ("10", BF16), ("", "Scalar")], NORM),
-        # Result, input, residual and their sum, weight.
-        ("aiter::add_rmsnorm", [ROWS] * 4 + [("10", BF16)], [6 * 40, 2 * (4 * 40 + 10)]),
-        (
-            "aiter::rmsnorm2d_fwd_with_add_ck",
-            [ROWS] * 4 + [("10", BF16), ("", "Scalar")],
-            [6 * 40, 2 * (4 * 40 + 10)],
-        ),
-        ("sgl_kernel::silu_and_mul", [("4,10", BF16), ("4,20", BF16)], [6 * 40, 2 * (40 + 80)]),
-        # Only the stored rows are written, not the whole cache.
-        (
-            "sglang::store_cache",
-            [("4,10", BF16), ("4,10", BF16), ("999,10", BF16), ("999,10", BF16), ("4", INT64)],
-            [0, 2 * (80 + 80) + 4 * 8],
-        ),
-        (
-            "_C_cache_ops::reshape_and_cache_flash",
-            [("4,2,5", BF16), ("4,2,5", BF16), ("9,32,2,5", FP8), ("9,32,2,5", FP8), ("4", INT64)],
-            [0, 2 * 80 + 80 + 4 * 8],
-        ),
-        (
-            "_C_cache_ops::concat_and_cache_mla",
-            [("4,6", BF16), ("4,2", BF16), ("9,32,8", BF16), ("4", INT64)],
-            [0, 2 * (32 + 32) + 4 * 8],
-        ),
-        (
-            "vllm::rocm_unquantized_gemm",
-            [("32,288", BF16), ("512,288", BF16), ("512", BF16)],
-            [2 * 32 * 512 * 288, 2 * (32 * 288 + 512 * 288 + 32 * 512 + 512)],
-        ),
-        (
-            "aiter::gemm_a8w8_blockscale_ck",
-            [("32,256", FP8), ("512,256", FP8), ("32,2", "float"), ("4,2", "float"), ROWS],
-            [2 * 32 * 512 * 256, 32 * 256 + 512 * 256 + 2 * 32 * 512 + 4 * (64 + 8)],
-        ),
-        # The index is read in full, the table only at the indices.
-        ("aten::gather", [("999,8", BF16), ("", "Scalar"), ("32,8", INT64)], [0, 32 * 8 * (8 + 4)]),
-    ],
-)
-def test_operation_of_a_server_has_flops_and_bytes(
-    name: str, tensors: list[tuple[str, str]], expected: list[int]
-) -> None:
-    assert flops_and_bytes(name, *tensors) == expected
-
-
 def test_expanded_index_is_read_once() -> None:
     found = parsed("999,8;;32,8", f"{BF16};Scalar;{INT64}", "8,1;;1,0")
     formula = formula_of("aten::gather")
     assert formula is not None
     assert formula(found).moved_bytes == 32 * 8 + 2 * 32 * 8 * 2
-
-
-def test_rotary_embedding_counts_the_rotated_part_of_each_head() -> None:
-    arguments = [("4", INT64), ("4,64", BF16), ("4,32", BF16), ("", "Scalar"), ("999,16", BF16)]
-    # Heads of 16 are rotated in full, heads of 32 by half.
-    whole = flops_and_bytes("_C::rotary_embedding", *arguments, values=["", "", "", "16", ""])
-    assert whole == [3 * 4 * 96, 2 * 2 * 4 * 96 + 4 * 16 * 2 + 4 * 8]
-    half = flops_and_bytes(
-        "sgl_kernel::rotary_embedding", *arguments, values=["", "", "", "32", ""]
-    )
-    assert half == [3 * 4 * 48, 2 * 4 * 96 + 4 * 16 * 2 + 4 * 8]
 
 
 def test_batch_sizes_are_parsed_from_the_enclosing_range() -> None:
@@ -161,29 +88,6 @@ def test_attention_with_an_fp8_cache_has_fp8_queries() -> None:
     assert found.dtype == "fp8"
 
 
-@pytest.mark.parametrize(
-    ("name", "first", "causal", "passes"),
-    [
-        ("aiter::_flash_attn_forward", 0, 5, 4),
-        ("aiter::mha_fwd", 0, 5, 4),
-        ("aiter::fmha_v3_fwd", 0, 5, 4),
-        ("aiter::wrapper_fmha_v3_fwd", 1, 6, 4),
-        ("flash_attn_3::fwd", 0, 24, 4),
-        ("aiter::mha_bwd", 1, 8, 10),
-        ("aiter::wrapper_fmha_v3_bwd", 1, 9, 10),
-        ("aiter::_flash_attn_backward", 1, 12, 10),
-    ],
-)
-def test_flash_attention_of_other_libraries(
-    name: str, first: int, causal: int, passes: int
-) -> None:
-    rows = ("2,16,8,64", BF16)
-    tensors = [rows] * first + [rows, ("2,16,2,64", BF16), ("2,16,2,64", BF16)]
-    values = [""] * causal
-    assert cost(name, *tensors, values=[*values, "False"]).flops == passes * 2 * 8 * 256 * 64
-    assert cost(name, *tensors, values=[*values, "True"]).flops == passes * 2 * 8 * 136 * 64
-
-
 def test_nested_attention_counts_once(tmp_path: Path) -> None:
     rows = "2,16,8,64;2,16,8,64;2,16,8,64"
     types, values = ";".join([BF16] * 3), ["", "", "", "0.0", "0.1", "False"]
@@ -200,14 +104,6 @@ def test_nested_attention_counts_once(tmp_path: Path) -> None:
     assert inner.cost is not None
     assert inner.cost.flops == 4 * 2 * 8 * 256 * 64
     assert row_of(found, wrapper).cost is None
-
-
-def test_batch_norm_in_training_writes_its_statistics() -> None:
-    arguments = [("2,3,4,4", BF16), *[("3", BF16)] * 4, ("", "Scalar")]
-    training = flops_and_bytes("aten::native_batch_norm", *arguments, values=[""] * 5 + ["True"])[1]
-    assert training == 2 * (2 * 96 + 4 * 3 + 2 * 3)
-    testing = flops_and_bytes("aten::native_batch_norm", *arguments, values=[""] * 5 + ["False"])[1]
-    assert testing == 2 * (2 * 96 + 4 * 3)
 
 
 MM = "1024,4096;4096,2048"
@@ -301,48 +197,3 @@ def test_replays_count_in_self_shape_and_class_breakdowns(tmp_path: Path) -> Non
         classes = {row.name: (row.count, row.total_ns) for row in analysis.breakdown("class").rows}
         assert classes["matmul"] == (3, 70_000)
         assert classes["attention"] == (2, 40_000)
-
-
-def test_grouped_fp8_matmul_has_a_16_bit_result() -> None:
-    factors = [("64,128", FP8), ("4,128,256", FP8)]
-    read = 64 * 128 + 4 * 128 * 256
-    assert flops_and_bytes("aten::_scaled_grouped_mm", *factors) == [
-        2 * 64 * 128 * 256,
-        read + 2 * 64 * 256,
-    ]
-    assert flops_and_bytes("aten::_grouped_mm", *factors)[1] == read + 64 * 256
-
-
-@pytest.mark.parametrize(
-    ("name", "tensors", "values", "expected"),
-    [
-        (
-            "_C::cutlass_scaled_mm",
-            [("8,32", BF16), ("8,16", FP8), ("16,32", FP8), ("8,1", "float"), ("1,32", "float")],
-            None,
-            [2 * 8 * 16 * 32, 8 * 16 + 16 * 32 + 2 * 8 * 32 + 4 * (8 + 32)],
-        ),
-        (
-            "aten::topk",
-            [("4,100", BF16), ("", "Scalar")],
-            ["", "5"],
-            [400, 2 * 400 + 4 * 5 * (2 + 8)],
-        ),
-        (
-            "aten::_weight_int4pack_mm",
-            [("8,64", BF16), ("4,2,32,4", "int"), ("", "Scalar"), ("2,32,2", BF16)],
-            None,
-            [2 * 8 * 64 * 32, 2 * 8 * 64 + 4 * 1024 + 2 * 128 + 2 * 8 * 32],
-        ),
-        (
-            "aten::addmv_",
-            [("16", BF16), ("16,8", BF16), ("8", BF16)],
-            None,
-            [2 * 16 * 8, 2 * (16 * 8 + 8 + 16 + 16)],
-        ),
-    ],
-)
-def test_operation_of_a_quantized_model_has_flops_and_bytes(
-    name: str, tensors: list[tuple[str, str]], values: list[str] | None, expected: list[int]
-) -> None:
-    assert flops_and_bytes(name, *tensors, values=values) == expected
