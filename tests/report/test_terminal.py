@@ -108,8 +108,28 @@ def test_evidence_keeps_its_names_and_lines_before_operations_on_a_narrow_termin
     assert shown.split() == [name, "72", "9.59", "ms", line]
 
 
-def test_sentences_in_a_table_are_cut_at_their_end() -> None:
+def test_sentences_in_a_table_are_wrapped() -> None:
     document = Document()
     sentence = "parallelism is not judged on a host"
     document.table([Column("why", (sentence,), is_name=True, is_prose=True)])
-    assert render_text(document, width=20).splitlines()[1] == f"{sentence[:17]}..."
+    lines = render_text(document, width=20).splitlines()
+    assert lines == ["why", "parallelism is not", "judged on a host"]
+
+
+def first_column(*cells: str, width: int) -> list[str]:
+    document = Document()
+    document.table([Column("name", cells, is_name=True)])
+    return render_text(document, width=width).splitlines()[1:]
+
+
+def test_shortened_names_in_a_table_stay_different() -> None:
+    names = [f"sm80_gemm_f32f32_f32_tn_n_tilesize{size}_stage3_kernel_5x" for size in (64, 128)]
+    shown = first_column(*names, width=40)
+    assert [name.rpartition("...")[0].endswith(("64_stage3_ke", "128_stage3_k")) for name in shown]
+    assert len(set(shown)) == 2
+    assert all(len(name) <= 40 and name.startswith("sm80_gemm_f3") for name in shown)
+
+
+def test_device_is_shortened_to_its_number() -> None:
+    assert first_column("device 12 (AMD Instinct MI300X)", width=14) == ["device 12"]
+    assert first_column("before aten::mm (+12) of x", width=14) == ["before ...of x"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache, partial
+from os.path import commonprefix
 
 from unified_prof.base.text import SIZES, TIMES, printable, scaled
 from unified_prof.recording.model import THEN
@@ -22,6 +23,7 @@ _C_PARAMETERS = re.compile(r"[*&]|\b(void|bool|char|short|int|long|float|double|
 # Text around a symbol: `before SYMBOL (cudaLaunchKernel)` and `SYMBOL x2`.
 _AROUND = re.compile(r"(before |)(.+?)((?: \(\w+\))?(?: x[\d,]+)?)", re.DOTALL)
 _PLACE = re.compile(r"[^/\\\s]+:\d+(?: \(\+[\d,]+\))?$")
+_REMARK = re.compile(r"(\S.*) \([^()]*[^()\d+,][^()]*\)", re.DOTALL)
 # Characters at the end of a name in which a source location is searched.
 _MAX_PLACE_CHARS = 1000
 _PATH = re.compile(r"(?:[A-Za-z]:)?[^\s:]*[/\\][^\s:]*:\d+(?: \(\+[\d,]+\))?")
@@ -46,6 +48,8 @@ _LITERAL = re.compile(r"L[a-z](n?\d+)E")
 _NO_NAME = re.compile(r"DF\d+[b_]?|[ST]\d*_|.", re.DOTALL)
 # Kernels of these libraries have parameters of their own types.
 _SYMBOL_PREFIXES = ("nccl", "rccl", "msccl")
+# Number of places where names may differ that are tried before equal ones are not shortened.
+_MAX_ATTEMPTS = 5
 _MAX_NAME_LENGTH = 1 << 14  # Longer names are not parsed as symbols.
 
 
@@ -90,7 +94,8 @@ def truncate_middle(text: str, width: int) -> str:
     """Shorten text to `width` characters by removing its middle.
 
     The end of a name is often more informative than its middle: a line number, a size, a version.
-    Paths are shortened at the front, and a trailing source location is kept.
+    Paths are shortened at the front, and a trailing source location is kept. A remark in
+    parentheses at the end is left out if that suffices: `device 0 (NVIDIA B200)` is `device 0`.
     """
     if len(text) <= width:
         return text
@@ -98,20 +103,38 @@ def truncate_middle(text: str, width: int) -> str:
     tail = kept * 2 // 5
     if _PATH.fullmatch(text):
         tail = kept
+    elif (remark := _REMARK.fullmatch(text)) and len(remark[1]) <= width:
+        return remark[1]
     elif place := _PLACE.search(text[-_MAX_PLACE_CHARS:]):
         tail = max(tail, min(kept, len(place[0])))
     return f"{text[: kept - tail]}{ELLIPSIS[:width]}{text[len(text) - tail :] if tail else ''}"
 
 
 def truncate_names(names: Sequence[str], width: int) -> tuple[str, ...]:
-    """Return the names of one column, shortened; different names stay different."""
+    """Return the names of one column, shortened; different names stay different.
+
+    Names with equal beginnings and ends keep the part in which they differ instead of their end,
+    or, if that does not suffice, are not shortened.
+    """
     cut = [truncate_middle(name, width) for name in names]
-    owners: dict[str, set[str]] = {}
-    for name, text in zip(names, cut, strict=True):
-        owners.setdefault(text, set()).add(name)
-    return tuple(
-        text if len(owners[text]) == 1 else name for name, text in zip(names, cut, strict=True)
-    )
+    for attempt in range(_MAX_ATTEMPTS):
+        owners: dict[str, set[str]] = {}
+        for name, text in zip(names, cut, strict=True):
+            owners.setdefault(text, set()).add(name)
+        for index, name in enumerate(names):
+            if len(equal := owners[cut[index]]) > 1:
+                place = len(commonprefix(list(equal)))  # noqa: RUF071 - not paths
+                last = attempt == _MAX_ATTEMPTS - 1
+                cut[index] = name if last else _truncate_around(name, width, place)
+    return tuple(cut)
+
+
+def _truncate_around(text: str, width: int, place: int) -> str:
+    """Shorten text to its beginning and the part from the word that contains `place`."""
+    word = max(text.rfind(mark, 0, place) for mark in "_:<., ") + 1
+    head = min(word, max(0, width - 2 * len(ELLIPSIS)) * 2 // 5)
+    rest = f"{text[:head]}{ELLIPSIS}{text[word:]}"
+    return rest if len(rest) <= width else f"{rest[: max(0, width - len(ELLIPSIS))]}{ELLIPSIS}"
 
 
 def _parsed(text: str) -> tuple[str, list[str]] | None:

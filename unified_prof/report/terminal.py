@@ -165,7 +165,7 @@ class _TextRenderer:
             shown.add_column(
                 column.heading,
                 justify="left" if column.is_name else "right",
-                no_wrap=True,
+                no_wrap=not column.is_prose,
                 width=width,
                 style="dim" if column.is_name and column is not columns[0] else None,
             )
@@ -220,12 +220,12 @@ def _shorten(
     return over <= 0
 
 
-def _cut_cells(column: Column, width: int) -> list[str]:
-    """Return cells of at most `width` characters: names lose their middle, prose loses its end."""
-    if not column.is_prose:
-        return [names.truncate_middle(cell, width) for cell in column.cells]
-    kept = width - len(names.ELLIPSIS)
-    return [one if len(one) <= width else f"{one[:kept]}{names.ELLIPSIS}" for one in column.cells]
+def _cut_cells(column: Column, width: int) -> Sequence[str]:
+    """Return cells of at most `width` characters, or, for prose, cells that are wrapped to it."""
+    if column.is_prose:
+        return column.cells
+    distinct = names.truncate_names(column.cells, width)
+    return [names.truncate_middle(cell, width) for cell in distinct]
 
 
 def _natural_width(column: Column) -> int:
