@@ -229,7 +229,8 @@ def test_rank_that_is_slow_in_some_steps_is_found_with_these_steps(only: tuple[i
     assert found[0].cost_ms_per_step == pytest.approx(true, rel=0.1)
     each = found[0].figures["cost_ms_in_these_steps"]
     assert each == pytest.approx(true * 10 / len(only), rel=0.1)
-    assert f"costs {each:.3g} ms in each of these steps" in found[0].text
+    text = f"{each:.2f} ms" if each >= 1 else f"{1000 * each:.0f} µs"
+    assert f"costs {text} in each of these steps" in found[0].text
 
 
 def test_finding_names_its_steps() -> None:

@@ -35,6 +35,7 @@ from unified_prof.cluster.rule_context import (
     RuleContext,
     cost_findings,
     excess_segments,
+    format_time,
     group_by_host,
     join_first,
     lasting,
@@ -288,7 +289,7 @@ def _slow_rank(
     else:
         who = f"slow {work}: {context.describe(worst)}: its {work}"
         is_exact = error * factor < 0.02
-        amount = f"take {factor:.3f}" if is_exact else f"take {factor:.2f} ± {error * factor:.2f}"
+        amount = f"take {factor:.2f}" if is_exact else f"take {factor:.2f} ± {error * factor:.2f}"
     text = f"{who} {amount} times as long{where} as those of {others}"
     if trend := _trend(context, worst):
         figures["trend"] = [round(value, 4) for value in trend]
@@ -362,7 +363,7 @@ def slow_kernels(context: RuleContext) -> Iterator[Candidate]:
         text = (
             f"slow kernel: {context.describe(rank)}: {kernel} takes "
             f"{factor:.2f} times as long per call as on other ranks{more}, "
-            f"{saved_ns / NS_PER_MS:.2f} ms more per step; its other kernels are not slower"
+            f"{format_time(saved_ns)} more per step; its other kernels are not slower"
         )
         segments = excess_segments(context, rank, others.tolist(), idle=False)
         saved_all_ns = saved_ns * len(context.replay.steps)
@@ -431,9 +432,9 @@ def unequal_stages(context: RuleContext) -> Iterator[Candidate]:
         text = (
             f"unequal pipeline stages: stage {stage} has {factor:.2f} times the kernel time of the "
             f"{'median' if len(others) > 1 else 'other'} stage "
-            f"({per_stage[at] / steps / NS_PER_MS:.2f} ms compared with "
-            f"{usual / steps / NS_PER_MS:.2f} ms; balancing all stages would save {saved_ms:.2f} "
-            "ms per step)"
+            f"({format_time(per_stage[at] / steps)} compared with "
+            f"{format_time(usual / steps)}; balancing all stages would save "
+            f"{format_time(saved_ms * NS_PER_MS)} per step)"
         )
         hosts = context.hosts(members)
         if len(hosts) == 1 and not set(hosts) & set(

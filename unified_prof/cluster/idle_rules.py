@@ -22,6 +22,7 @@ from unified_prof.cluster.rule_context import (
     Candidate,
     RuleContext,
     excess_segments,
+    format_time,
     group_by_host,
     join_first,
     lasting,
@@ -171,7 +172,7 @@ def late_input(context: RuleContext) -> Iterator[Candidate]:
         if len(ranks) > 1:
             who = f"ranks {join_first(context.global_ranks(ranks))}: the {context.device} waits"
         text = (
-            f"late input: {who} {late_ns / NS_PER_MS:.2f} ms longer for input than others"
+            f"late input: {who} {format_time(late_ns)} longer for input than others"
             f"{steps_text(context, steps, ' in every step')}"
         )
         figures = {
@@ -187,7 +188,7 @@ def late_input(context: RuleContext) -> Iterator[Candidate]:
         return
     ranks = np.flatnonzero(known.any(axis=1)).tolist()
     text = (
-        f"late input: all ranks wait {usual_ns / NS_PER_MS:.2f} ms for input"
+        f"late input: all ranks wait {format_time(usual_ns)} for input"
         f"{steps_text(context, context.steps, ' in every step')}"
     )
     figures = {"input_ms": round(usual_ns / NS_PER_MS, 4)}
@@ -241,18 +242,20 @@ def _pause_of_all(context: RuleContext) -> tuple[Bools, list[Candidate]]:
     for rank in range(len(context.matched.ranks)):
         by_step = {signals.steps[at]: float(more_idle[rank, at]) for at in places}
         cut |= _idle_intervals(context, rank, by_step)
-    pause_ms = float(np.median(more_idle[:, places])) / NS_PER_MS
-    longest_ms = float(np.median(length[:, places])) / NS_PER_MS
+    pause_ns = float(np.median(more_idle[:, places]))
+    longest_ns = float(np.median(length[:, places]))
     text = (
         f"pause of all ranks{steps_text(context, steps)}: they are idle or copy "
-        f"for {pause_ms:.2f} ms longer than usual (step {longest_ms:.2f} ms, median "
-        f"{context.step_ns / NS_PER_MS:.2f} ms), for example to save a checkpoint"
+        f"for {format_time(pause_ns)} longer than usual (step {format_time(longest_ns)}, median "
+        f"{format_time(context.step_ns)}), for example to save a checkpoint"
     )
-    figures = {"pause_ms": round(pause_ms, 4), "step_ms": round(longest_ms, 4)}
+    figures = {
+        "pause_ms": round(pause_ns / NS_PER_MS, 4),
+        "step_ms": round(longest_ns / NS_PER_MS, 4),
+    }
     ranks = list(range(len(context.matched.ranks)))
     change = ReplayChange(interval_ns=cut)
-    bound = pause_ms * NS_PER_MS
-    return paused, [Candidate(PAUSE_OF_ALL, ranks, steps, change, text, figures, bound_ns=bound)]
+    return paused, [Candidate(PAUSE_OF_ALL, ranks, steps, change, text, figures, bound_ns=pause_ns)]
 
 
 def _slow_launches_by_host(
@@ -331,7 +334,7 @@ def _slow_launches(
     }
     idle = (
         f"idle for {gap_us:.1f} µs after each kernel, compared with {usual_us:.1f} µs on other "
-        f"ranks ({idle_ms:.2f} ms more per step): kernels are launched late"
+        f"ranks ({format_time(idle_ms * NS_PER_MS)} more per step): kernels are launched late"
     )
     text = f"host-bound: {context.describe(ranks[0])}: its device is {idle}"
     if host is not None:
@@ -369,7 +372,7 @@ def _late_rank(
     when = steps_text(context, steps, " in every step")
     text = (
         f"straggler: {context.describe(rank)}: its {context.device} is idle "
-        f"{late_ns / NS_PER_MS:.2f} ms longer than others{when}"
+        f"{format_time(late_ns)} longer than others{when}"
         f"{f', mostly {where}' if where else ''}, and other ranks wait for it; {cause}"
     )
     figures = {"late_ms": round(late_ns / NS_PER_MS, 4), "where": where}
@@ -386,9 +389,10 @@ def _scattered_pauses(context: RuleContext, pauses: Sequence[Candidate]) -> list
     if len(ranks) < _MIN_PAUSED_RANKS or count < _MIN_PAUSES or len(steps) < 2 or everywhere:
         return []
     late_ms = sorted(pause.figures["late_ms"] for pause in pauses)
+    shortest, longest = (format_time(late_ms[at] * NS_PER_MS) for at in (0, -1))
     text = (
         f"scattered pauses: {len(ranks)} ranks ({join_first(context.global_ranks(ranks))}) pause "
-        f"{count} times for {late_ms[0]:.2f} to {late_ms[-1]:.2f} ms, in different steps, "
+        f"{count} times for {shortest} to {longest}, in different steps, "
         "which is typical of unsynchronized garbage collection (see gc.freeze and gc.disable)"
     )
     figures = {"pauses": count, "late_ms": late_ms[len(late_ms) // 2]}
@@ -471,7 +475,7 @@ def absent_ranks(context: RuleContext) -> Iterator[Candidate]:
         who = f"rank {absent[0]}" if len(absent) == 1 else f"ranks {join_first(absent)}"
         text = (
             f"waits for an absent rank: all present ranks of its groups wait for {who}, whose "
-            f"recording is missing, for a total of {wait_ns / NS_PER_MS:.2f} ms per step"
+            f"recording is missing, for a total of {format_time(wait_ns)} per step"
         )
         figures = {"wait_ms_per_step": round(wait_ns / NS_PER_MS, 4)}
         fault = (WAITS_FOR_ABSENT, (), context.steps, ReplayChange(), text, figures)

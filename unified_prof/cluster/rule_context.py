@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from unified_prof.arrays.grouping import Bools, Floats
+from unified_prof.base.text import TIMES, scaled
 from unified_prof.cluster.matching import MatchedCollectives
 from unified_prof.cluster.rank_signals import RankRoles, RankSignals
 from unified_prof.cluster.replay import MarkInterval, Replay, ReplayChange
@@ -159,12 +160,11 @@ def cost_findings(context: RuleContext, candidates: Sequence[Candidate]) -> list
         qualifier = "at most " if candidate.is_bound or not replayed else ""
         if not qualifier and _has_incomplete_collectives(context, candidate.ranks):
             qualifier = "at least "
-        figures, cost = candidate.figures, _format_ms(cost_ns)
+        figures, cost = candidate.figures, format_time(cost_ns)
         if share < 1:
             figures = figures | {"cost_ms_in_these_steps": cost_ns / share / NS_PER_MS}
-            cost = (
-                f"{_format_ms(cost_ns / share)} in each of these steps ({cost} per step on average)"
-            )
+            in_these = format_time(cost_ns / share)
+            cost = f"{in_these} in each of these steps ({cost} per step on average)"
         else:
             cost += " per step" if context.has_steps() else " over the whole recording"
         findings.append(
@@ -333,6 +333,6 @@ def join_first(items: Sequence[object], limit: int = 8) -> str:
     return ", ".join(map(str, items[:limit])) + (", ..." if len(items) > limit else "")
 
 
-def _format_ms(ns: float) -> str:
-    ms = ns / NS_PER_MS
-    return f"{ms:.3g} ms" if ms < 1 else f"{ms:.2f} ms"
+def format_time(ns: float) -> str:
+    """Return a time with three significant digits, as in all other output."""
+    return scaled(ns, TIMES)

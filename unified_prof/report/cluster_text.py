@@ -8,7 +8,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from unified_prof.cluster.overview import GroupRow, Overview, RankRow, StepRow, format_ranges
-from unified_prof.cluster.stored_run import GroupRecord, LinkRecord
+from unified_prof.cluster.stored_run import FindingRecord, GroupRecord, LinkRecord
 from unified_prof.report import cluster_document, names
 from unified_prof.report.cluster_document import RankDetail, RankOperationRow, cluster_title
 from unified_prof.report.document import Document, Figure
@@ -167,6 +167,7 @@ _KERNEL_FIGURES: tuple[Figure[KernelKindRow], ...] = (
 
 _ROWS_PER_TABLE = 20  # Rows of a single requested table.
 _MAX_FINDINGS = 5
+_WHOLE_RECORDING = " over the whole recording"  # End of a finding of a run without steps.
 _SHARES = (
     ("compute_ns", "compute"),
     ("exposed_communication_ns", "exposed communication"),
@@ -213,7 +214,7 @@ def _no_findings(overview: Overview) -> str:
     whole = overview.mean_step
     exposed = (whole["exposed_communication_ns"] or 0.0) - (whole["exposed_wait_ns"] or 0.0)
     share = exposed / whole["span_ns"] if whole["span_ns"] else 0.0
-    text = "no findings: no rank, host or link stands out"
+    text = "none: no rank, host or link stands out"
     if share < _MIN_EXPOSED_SHARE or overview.is_watched:
         return text
     setup_ns = whole["setup_ns"] or 0.0
@@ -232,15 +233,24 @@ def _no_findings(overview: Overview) -> str:
 def _add_findings(document: Document, overview: Overview) -> None:
     """Add the findings, most expensive first."""
     found = overview.run.findings
-    document.heading("findings")
     if not found and not overview.mean_step.get("compute_ns"):
-        document.line("no kernels recorded within steps: no analysis possible")
+        document.fact("findings", "none: no kernels recorded within steps, no analysis possible")
     elif not found:
-        document.line(_no_findings(overview))
-    for number, one in enumerate(found[:_MAX_FINDINGS], start=1):
-        document.line(f"{number}. {one.text}")
+        document.fact("findings", _no_findings(overview))
+    step_ms = (overview.mean_step.get("span_ns") or 0) / 1e6
+    for one in found[:_MAX_FINDINGS]:
+        document.finding(*_finding_line(one, step_ms))
     if len(found) > _MAX_FINDINGS:
-        document.line(f"and {len(found) - _MAX_FINDINGS:,} more (--format json has all)")
+        document.note(f"and {len(found) - _MAX_FINDINGS:,} more (--format json has all)")
+
+
+def _finding_line(one: FindingRecord, step_ms: float | None = None) -> tuple[str, str]:
+    """Return the cost of a finding, with its share of a step, and its text without that cost."""
+    cost = duration(one.cost_ms_per_step * 1e6)
+    share = f" ({names.format_share(one.cost_ms_per_step, step_ms)})" if step_ms else ""
+    if one.text.endswith(_WHOLE_RECORDING):
+        return cost, one.text.removesuffix(f"; costs {cost}{_WHOLE_RECORDING}")
+    return f"{cost}/step{share}", one.text.removesuffix(f"; costs {cost} per step")
 
 
 def _add_rank(document: Document, detail: RankDetail, top: int) -> None:
@@ -280,8 +290,10 @@ def run_document(overview: Overview, request: ClusterRequest) -> Document:
     """
     document = Document()
     document.title(cluster_title(overview))
-    _add_headline(document, overview)
     top, by = request.top or _ROWS_PER_TABLE, request.by
+    if by is None and request.rank is None and request.step is None:
+        _add_findings(document, overview)
+    _add_headline(document, overview)
     if request.rank is not None:
         _add_rank(document, RankDetail.from_overview(overview, request.rank, request.step), top)
         return document
@@ -289,8 +301,6 @@ def run_document(overview: Overview, request: ClusterRequest) -> Document:
         ranks = sorted(overview.step(request.step), key=lambda row: -(row.span_ns or 0))
         document.section("ranks, longest first", ranks, _RANK_FIGURES, top)
         return document
-    if by is None:
-        _add_findings(document, overview)
     steps, links = sorted(overview.steps, key=lambda row: -row.longest_ns), overview.links
     kernels = _operations(overview) if by == "operation" else []
     # Table, its rows if all tables share one screen, heading, rows and figures.
@@ -392,7 +402,7 @@ def cluster_difference_document(found: ClusterDifference, *, top: int) -> Docume
         if findings:
             document.heading(heading)
             for finding in findings:
-                document.line(finding.text)
+                document.line("  ".join(_finding_line(finding)))
     parts = [
         (_HEADINGS[name], pair)
         for name, pair in found.step.items()
