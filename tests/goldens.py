@@ -203,6 +203,29 @@ def cluster() -> None:
             write_database(run, rank, Path(name, f"rank{rank}.db"))
 
 
+def cluster_faults() -> None:
+    """Write the databases of runs of four or eight ranks with one kind of fault each."""
+    four, wide = Plan(tp=2, dp=2, pp=1, steps=6, per_host=2), Plan(tp=1, dp=4, pp=1, steps=6)
+    experts = replace(wide, dp=8, ep=4, uneven=0.08)
+    for name, plan in (
+        ("slow_link", replace(wide, dp=2, pp=4, slow_links={(2, 4): 4.0})),
+        ("slow_hosts", replace(wide, pp=2, per_host=2, slow_links={(2, 6): 4.0, (3, 7): 4.0})),
+        ("slow_launches", replace(wide, per_host=2, slow_host=1)),
+        ("tokens", replace(experts, hot={1: 2.0, 5: 1.8})),
+        ("padded_tokens", replace(experts, hot={1: 2.0}, padded=True, steps=4)),
+        ("moving_tokens", replace(experts, moving=3.0)),
+        ("pauses", replace(four, stops={3: 3_000_000}, stop_where="kernels", only=(2, 4))),
+        ("no_loader", replace(four, stops={1: 3_000_000}, loader=False)),
+        ("in_turn", replace(wide, steps=8, batches=8, in_turn=1.3)),
+        ("some_steps", replace(four, steps=8, slow={1: 1.3}, only=(3, 4), buckets=3)),
+        ("late", replace(four, late=dict.fromkeys(range(4), 5_000_000), drift_ppm=20.0)),
+    ):
+        Path(name).mkdir()
+        run = simulate(plan)
+        for rank in range(plan.world):
+            write_database(run, rank, Path(name, f"rank{rank}.db"))
+
+
 def ascend_pt() -> None:
     """Write a recording of torch_npu with the recording of its device."""
     folder = all_kinds().write(Path("host_7_20260101000000000_ascend_pt"), rank=0)
@@ -230,6 +253,7 @@ RECORDINGS: dict[str, Callable[[], Any]] = {
     "mindstudio": mindstudio,
     "prof": prof,
     "cluster": cluster,
+    "cluster_faults": cluster_faults,
     "formulas": lambda: None,
     "migrate": lambda: make_msmonitor(Path("msmonitor_1_20260101000000000_0.db")),
 }
