@@ -73,6 +73,17 @@ def test_most_expensive_items_are_tried_if_no_change_is_given(
     assert "2x faster" in run(capsys, str(two_steps))
 
 
+def test_range_that_launches_and_waits_has_the_gain_of_its_host_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    launches: list[Action] = [Launch("mm_1", 10 * US, before_ns=50 * US)] * 20
+    program = [*launches, Synchronize(operation="aten::op"), EndStep()]
+    path = machine.write(machine.run(program), tmp_path / "msprof_1.db")
+    (report,) = json.loads(run(capsys, str(path), "--json"))["reports"]
+    kinds = [row["kind"] for row in report["worth"] if row["name"] == "host:aten::op"]
+    assert kinds == ["host"], "the gain of its wait alone is that of all synchronizations"
+
+
 def test_savings_are_per_recording_if_there_are_no_steps(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

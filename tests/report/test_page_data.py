@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 
 from tests.analysis.builders import Device, training_step
+from tests.decoders.kineto import builders as kineto
+from tests.decoders.memory_snapshot import builders as snapshot
 from tests.report.on_page import embedded_data, write_page
 from unified_prof.explain.api import open_reports
 from unified_prof.explain.roofline import breakdown
 from unified_prof.explain.roofline.breakdown import RooflineRow
 from unified_prof.explain.roofline.costs import Cost
 from unified_prof.explain.roofline.peaks import Peak
+from unified_prof.pipeline.convert import convert
 from unified_prof.recording.idle import REASONS
 from unified_prof.report import html_page, names, report_formats
 from unified_prof.report.figures import collect_figures, figures_document
@@ -143,3 +146,29 @@ def test_idle_reasons_of_the_page_are_those_of_the_analysis() -> None:
     found = re.search(r"const REASONS = (\[.*\]);", script)
     assert found is not None
     assert tuple(json.loads(found[1])) == REASONS
+
+
+@pytest.mark.parametrize("launch", ["cudaLaunchKernel", "cudaGraphLaunch"])
+def test_trace_of_captured_graphs_is_named_if_graphs_were_replayed(
+    tmp_path: Path, launch: str
+) -> None:
+    (tmp_path / "graph_capture.json").touch()
+    events = [
+        kineto.operation("aten::relu", 0, 30),
+        kineto.complete("cuda_runtime", launch, 20, 5, args={"correlation": 7}),
+        kineto.kernel(40, 50, 7),
+    ]
+    database = convert(kineto.write(tmp_path / "run.json", events), tmp_path / "run.db").database
+    (report,) = data_of(database)
+    assert ("capture_trace" in report["figures"]["facts"]) == (launch == "cudaGraphLaunch")
+
+
+def test_counts_have_the_heading_of_the_text(tmp_path: Path) -> None:
+    path = tmp_path / "snapshot.pickle"
+    database = convert(snapshot.write(path, snapshot.small()), tmp_path / "memory.db").database
+    (report,) = data_of(database)
+    assert {by: report["words"][by]["count"] for by in ("line", "kernel", "segment")} == {
+        "line": "blocks",
+        "kernel": "runs",
+        "segment": "blocks",
+    }

@@ -74,8 +74,34 @@ def test_names_and_lines_take_one_line_each_if_the_window_has_room(
     assert (height < 40, left) == (True, 0)
 
 
-def test_figures_are_formatted_like_those_of_the_terminal(window: Browser, page: Path) -> None:
+COLUMNS = (
+    "return [[...document.querySelectorAll('#table th')].filter((one) => !one.hidden)"
+    ".map((one) => one.dataset.key), document.querySelector('#table .scroll').scrollWidth"
+    " - document.querySelector('#table .scroll').clientWidth]"
+)
+
+
+def test_least_important_columns_are_dropped_in_a_narrow_window_and_shown_if_asked(
+    window: Browser, tmp_path: Path
+) -> None:
+    page = write_page(run_time_report(tmp_path / "run_time.sqlite"))
     window.open(page)
+    whole, over = window.run(COLUMNS)
+    assert over == 0
+    assert whole[-1] == "detail"
+    window.open(page, width=640)
+    narrow, over = window.run(COLUMNS)
+    assert over == 0
+    # The average, then the backward time, which one of two rows has, then the line.
+    assert narrow == ["name", "count", "total_ns", "percent", "forward_ns"]
+    click(window, "#table .tools button:nth-child(2)")
+    assert window.run(COLUMNS)[0] == whole
+    click(window, "#table .tools button:nth-child(2)")
+    assert window.run(COLUMNS) == [narrow, 0]
+
+
+def test_figures_are_formatted_like_those_of_the_terminal(window: Browser, page: Path) -> None:
+    window.open(page, width=1920)
     shown = window.run(
         "return [...document.querySelectorAll('#table tbody tr')]"
         ".find((row) => row.cells[0].textContent.startsWith('linear')).innerText.split('\\t')"

@@ -2,14 +2,18 @@
 
 from dataclasses import replace
 from itertools import groupby
+from pathlib import Path
 
 import pytest
 
+from tests.analysis.builders import memory_report, run_time_report
+from tests.cli.test_report import uprof
+from unified_prof.explain.api import open_reports
 from unified_prof.recording.model import Advice, Finding, Totals
 from unified_prof.report.advice import add_advice
 from unified_prof.report.document import Column, Document
 from unified_prof.report.figures import peak_parts
-from unified_prof.report.finding_lines import finding_cost, finding_summary
+from unified_prof.report.finding_lines import composition, finding_cost, finding_summary
 from unified_prof.report.terminal import render_text
 
 
@@ -133,3 +137,22 @@ def test_shortened_names_in_a_table_stay_different() -> None:
 def test_device_is_shortened_to_its_number() -> None:
     assert first_column("device 12 (AMD Instinct MI300X)", width=14) == ["device 12"]
     assert first_column("before aten::mm (+12) of x", width=14) == ["before ...of x"]
+
+
+@pytest.mark.parametrize("backward", [None, 3.0])
+def test_forward_is_shown_only_if_it_differs_from_the_time(
+    tmp_path: Path, backward: float | None
+) -> None:
+    operation = ("linear", 1.5, backward, [("model.py", 12)])
+    text = uprof("report", run_time_report(tmp_path / "run_time.sqlite", [operation])).stdout
+    (headings,) = (line.split() for line in text.splitlines() if line.startswith("operation "))
+    assert ("forward" in headings) == (backward is not None)
+
+
+def test_nothing_is_said_about_the_time_of_operations_that_was_not_measured(
+    tmp_path: Path,
+) -> None:
+    with open_reports(memory_report(tmp_path / "memory.sqlite")) as opened:
+        (analysis,) = opened.analyses
+        breakdown = replace(analysis.breakdown("operation"), whole_ns=1_000_000)
+        assert composition(analysis.summary, [breakdown], advice_of("text")) == []

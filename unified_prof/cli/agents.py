@@ -84,8 +84,8 @@ def doctor(json_: cli.AsJson = False) -> None:
     for answer in backends:
         can = "no" if answer.reason else "only on request" if answer.doubt else "yes"
         rows.append((answer.name, can, answer.reason or answer.doubt or ""))
-    # Reasons are sentences and are never cut, however narrow the terminal is.
     document = Document()
     document.table(text_columns(rows))
     document.table(text_columns([("installed", ""), *((k, v or "-") for k, v in versions.items())]))
-    output.put(render_text(document))
+    width, color = output.terminal()
+    output.put(render_text(document, width=width, color=color))

@@ -361,6 +361,8 @@ class MsprofAnalysis(Analysis):
     def _not_measured(self, totals: Totals) -> list[NotMeasured]:
         recording = self.recording
         has_device, has_operations = recording.clock == "device", recording.has_operations
+        if recording.has_memory_blocks and recording.clock == "none":
+            return [NotMeasured("times", "a memory snapshot has none")]
         missing: dict[str, str] = {}
         if not has_device:
             rest = "; times are host times" if recording.clock == "host" else " (table TASK)"
@@ -466,6 +468,8 @@ def _candidates(recording: Recording, top: int) -> list[Candidate]:
         if kind == "host" and name not in CLASSES:
             # A row of the path is the innermost range; a faster range includes all within it.
             total = path.host_ns(selection)
+        if kind == "synchronising" and name not in CLASSES and path.host_ns(selection) > total:
+            continue  # a range that does more than wait: its row as host work has its gain
         gained = gain(recording, [(selection, WITHOUT if kind == "synchronising" else 2.0)])
         assert gained is not None
         result.append(Candidate(name, kind, total, gained.gain_ns))

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from unified_prof.errors import StoreError, UsageError
 from unified_prof.explain.api import Opened
 from unified_prof.explain.report_questions import Analysis
-from unified_prof.recording.breakdown_kinds import By
+from unified_prof.recording.breakdown_kinds import KINDS, By
 from unified_prof.recording.collectives import Group
 from unified_prof.recording.idle import IdleReasons
 from unified_prof.recording.model import (
@@ -50,6 +50,14 @@ class Selection:
     def left_out(self) -> int:
         """Number of rows that are not shown."""
         return len(self.breakdown.rows) - len(self.rows)
+
+    @property
+    def counted(self) -> str:
+        """Heading of the counts; lines of a memory snapshot have blocks, not calls."""
+        is_memory = self.breakdown.total_ns is None
+        if is_memory and any(row.allocated_bytes is not None for row in self.rows):
+            return "blocks"
+        return KINDS[self.breakdown.by].counted
 
 
 @dataclass(frozen=True, slots=True)

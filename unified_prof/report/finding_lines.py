@@ -63,9 +63,9 @@ def composition(summary: Summary, shown: Sequence[Breakdown], advice: Advice) ->
         rows, whole = breakdown.rows, breakdown.total_ns
         # The rows of a tracked run are those of one iteration.
         time_ns = breakdown.whole_ns or analyzed_ns
-        if not devices and 2 * (whole or 0) < time_ns:
+        if not devices and whole is not None and 2 * whole < time_ns:
             said.append(
-                f"operations take {names.format_share(whole or 0, time_ns)} of the time, the "
+                f"operations take {names.format_share(whole, time_ns)} of the time, the "
                 "other code of the program takes the rest"
             )
         timed = sorted((row for row in rows if row.total_ns), key=lambda row: -(row.total_ns or 0))

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.base.text import parsed_fact
+from unified_prof.base.text import CAPTURE_FACT, parsed_fact
 from unified_prof.explain.api import Opened
 from unified_prof.explain.critical_path import DISPLAY_NAMES
 from unified_prof.explain.report_questions import Analysis
@@ -90,7 +90,14 @@ def _report(analysis: Analysis, request: ReportRequest, blocks: int) -> dict[str
         anomaly["words"] = anomaly_name(found.name)
     trees = page_trees(analysis)
     over_time = page_timeline(analysis, blocks)
-    words = {by: {"title": KINDS[by].title, "detail": KINDS[by].detailed} for by in KINDS}
+    words = {
+        by: {"title": kind.title, "detail": kind.detailed, "count": kind.counted}
+        for by, kind in KINDS.items()
+    }
+    for one in shown.selections:
+        words[one.breakdown.by]["count"] = one.counted
+    if shown.advice is None or shown.advice.capture is None:
+        figures["facts"].pop(CAPTURE_FACT, None)  # a trace that nothing here needs
     report = {
         "figures": figures,
         "idle_words": dict(IN_WORDS),

@@ -214,7 +214,8 @@ def report_headline(figures: Figures) -> list[tuple[str, str]]:
     lines = _step_line(totals, summary.devices, facts, figures.why_idle)
     if totals.total_ns is not None:
         label = {"device": "device time", "host": "host time", "operation": "operations"}
-        lines.append((label[summary.clock], _time_of_passes(totals)))
+        wholes = [one.breakdown.whole_ns or 0 for one in figures.selections]
+        lines.append((label[summary.clock], _time_of_passes(totals, *wholes[:1])))
     sizes = list(peak_parts(totals).items()) or [
         (name, value)
         for name, value in (
@@ -244,8 +245,8 @@ def report_headline(figures: Figures) -> list[tuple[str, str]]:
     return lines
 
 
-def _time_of_passes(totals: Totals) -> str:
-    """Describe the total time of all operations and its parts."""
+def _time_of_passes(totals: Totals, whole_ns: int = 0) -> str:
+    """Describe the total time of all operations, its share of `whole_ns`, and its parts."""
     passes = [
         ("forward", totals.forward_ns),
         ("backward", totals.backward_ns),
@@ -263,6 +264,10 @@ def _time_of_passes(totals: Totals) -> str:
     ]
     calls = "1 call" if totals.count == 1 else f"{names.format_number(totals.count)} calls"
     text = f"{names.format_duration(totals.total_ns)} in {calls}"
+    if whole_ns > (totals.total_ns or 0):
+        of = "an iteration without waits" if totals.iteration_waited_ns else "an iteration"
+        share = names.format_share(totals.total_ns, whole_ns)
+        text += f", {share} of {of} ({names.format_duration(whole_ns)})"
     return "; ".join((text, ", ".join(parts))) if parts else text
 
 
@@ -452,12 +457,13 @@ def breakdown_columns(selection: Selection) -> list[Column]:
     duration = names.format_duration
     result = [name_column(by, (row.name for row in rows))]
     if by != "step":
-        result.append(column(KINDS[by].counted, lambda row: row.count, names.format_number, 8))
+        result.append(column(selection.counted, lambda row: row.count, names.format_number, 8))
     result.append(column("time", lambda row: row.total_ns, duration, 10))
     result.append(column("share", breakdown.percent, names.format_percent, 9))
     if breakdown.total_ns is not None and by != "step":
         result.append(column("average", lambda row: row.average_ns, duration, 3))
-    result.append(column("forward", lambda row: row.forward_ns, duration, 7))
+    if any(row.forward_ns not in (None, row.total_ns) for row in rows):
+        result.append(column("forward", lambda row: row.forward_ns, duration, 7))
     result.append(column("backward", lambda row: row.backward_ns, duration, 7))
     # Requested allocations were not all in use at once, so a sum would not be memory in use.
     sizes = [size for size in SIZES if any(getattr(row, size) is not None for row in rows)]

@@ -7,8 +7,15 @@ const MOST_WHOLE = 44;
 /** Texts longer than this are cut after three lines. */
 const MOST_SHOWN = 160;
 
+/** Columns of figures that stay longest in a narrow window; 10 always stays. */
+const IMPORTANCE = {
+  total_ns: 10, percent: 9, count: 8, forward_ns: 7, backward_ns: 7, size_bytes: 6, average_ns: 3, detail: 4,
+  base_ns: 10, new_ns: 10, delta_ns: 10, ratio: 9, class: 6, base_calls: 4, new_calls: 4, line: 3, module: 2,
+  saved_ns_per_step: 10, span_ns: 9, caused_wait_ns: 8,
+};
+
 /**
- * @param columns [{key, label, kind: "text" | "number" | "share", show(value, row), exact(value)}]
+ * @param columns [{key, label, kind: "text" | "number" | "share", show(value, row), exact(value), importance}]
  * @param rows plain objects
  */
 function sortableTable(label, columns, rows, state, announce) {
@@ -27,11 +34,33 @@ function sortableTable(label, columns, rows, state, announce) {
   });
   const scroll = make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": label },
     make("table", {}, make("caption", { class: "hidden", text: label }), make("thead", {}, head), body));
-  // Breaking names gains nothing if the table is wider than the window anyway.
-  new ResizeObserver(() => {
+  const isWide = () => scroll.scrollWidth > scroll.clientWidth;
+  const importanceOf = (column) => column.importance ?? IMPORTANCE[column.key] ?? 5;
+  const filled = new Map(columns.map((column) => [column, rows.filter((row) => ![null, undefined, ""].includes(row[column.key])).length]));
+  const dropped = new Set();
+  /** Drop columns until the others fit: the least important and emptiest first, from the right. */
+  function fit() {
+    dropped.clear();
     scroll.classList.remove("wide");
-    scroll.classList.toggle("wide", scroll.scrollWidth > scroll.clientWidth);
-  }).observe(scroll);
+    showColumns();
+    while (!state.wide && isWide()) {
+      const left = columns.slice(1).filter((column) => !dropped.has(column) && column.key !== state.key && importanceOf(column) < 10).reverse();
+      if (!left.length) break;
+      const value = (column) => importanceOf(column) * filled.get(column);
+      dropped.add(left.reduce((least, column) => (value(column) < value(least) ? column : least)));
+      showColumns();
+    }
+    // Breaking names gains nothing if the table is wider than the window anyway.
+    scroll.classList.toggle("wide", isWide());
+    all.hidden = !dropped.size && !state.wide;
+    all.textContent = state.wide ? "Fit to the window" : `Show ${[...dropped].map((column) => column.label).join(", ")}`;
+  }
+  function showColumns() {
+    for (const row of [head, ...body.rows]) [...row.cells].forEach((cell, number) => { cell.hidden = dropped.has(columns[number]); });
+  }
+  const all = make("button", { type: "button", hidden: true, on: { click: () => { state.wide = !state.wide; fit(); } } });
+  let width = 0; // The height changes with the columns.
+  new ResizeObserver(() => { if (width !== scroll.clientWidth) { width = scroll.clientWidth; fit(); } }).observe(scroll);
 
   function sortBy(column) {
     const text = column.kind === "text";
@@ -72,6 +101,7 @@ function sortableTable(label, columns, rows, state, announce) {
     if (!shown.length) body.append(make("tr", {}, make("td", { class: "text", colspan: columns.length, text: "No matches." })));
     more.hidden = shown.length === found.length;
     more.textContent = `Show all ${words.count(found.length)}`;
+    if (width) fit();
     return found.length;
   }
 
@@ -98,7 +128,7 @@ function sortableTable(label, columns, rows, state, announce) {
   }
 
   const button = (text, label, call) => make("button", { type: "button", text, "aria-label": label, on: { click: call } });
-  const tools = make("p", { class: "tools" }, more,
+  const tools = make("p", { class: "tools" }, more, all,
     button("Copy", `Copy the table ${label}`, async () => {
       announce(await copied(asText(columns, chosen(), "\t")) ? `copied ${words.count(chosen().length)} rows` : "the browser blocked copying");
     }),
@@ -159,12 +189,14 @@ function highlighted(text, wanted) {
 }
 
 const COLUMN_LABELS = {
-  count: "calls", total_ns: "time", percent: "share", average_ns: "average", forward_ns: "forward", backward_ns: "backward",
+  total_ns: "time", percent: "share", average_ns: "average", forward_ns: "forward", backward_ns: "backward",
   size_bytes: "memory", weight_bytes: "weights", gradient_bytes: "gradients", activation_bytes: "activations", allocated_bytes: "allocated",
 };
 
 function breakdownColumns(by, rows, report) {
   const keys = new Set(rows.flatMap((row) => Object.keys(row)));
+  // Without backward passes, forward is the time.
+  if (rows.every((row) => row.forward_ns === undefined || row.forward_ns === row.total_ns)) keys.delete("forward_ns");
   const sizes = ["weight_bytes", "gradient_bytes", "activation_bytes", "allocated_bytes"].filter((key) => keys.has(key));
   const order = ["count", "total_ns", "percent", "average_ns", "forward_ns", "backward_ns", ...(sizes.length > 1 && !keys.has("allocated_bytes") ? ["size_bytes"] : []), ...sizes];
   const known = new Set([...order, "size_bytes", "name", "short", "kind", "detail"]);
@@ -175,7 +207,7 @@ function breakdownColumns(by, rows, report) {
     { key: "name", label: by, kind: "text", extra: (row) => [...kind(row), ...source(row)] },
     ...[...order, ...extras].filter((key) => keys.has(key)).map((key) => ({
       key,
-      label: COLUMN_LABELS[key] ?? key.replace(/_(ns|bytes)$/, "").replaceAll("_", " "),
+      label: key === "count" ? report.words[by].count : COLUMN_LABELS[key] ?? key.replace(/_(ns|bytes)$/, "").replaceAll("_", " "),
       kind: key === "percent" ? "share" : "number",
       show: (value) => words.of(key, value),
       exact: (value) => words.exactly(key, value),
@@ -245,7 +277,7 @@ function pmuSection(report, announce) {
     rows.get(one.op_type)[one.counter] = one.mean;
   }
   const precise = (value) => (value === null || value === undefined ? NOT_MEASURED : value.toLocaleString("en-US", { maximumSignificantDigits: 4 }));
-  const number = (key) => ({ key, label: report.units[key] ? `${key} (${report.units[key]})` : key, kind: "number", show: precise, exact: (value) => (value === undefined ? "not measured" : String(value)) });
+  const number = (key) => ({ key, importance: 10, label: report.units[key] ? `${key} (${report.units[key]})` : key, kind: "number", show: precise, exact: (value) => (value === undefined ? "not measured" : String(value)) });
   const columns = [{ key: "name", label: "operator type", kind: "text" }, number("tasks"), ...counters.map(number)];
   const state = { key: null, descending: true, search: "", all: false };
   const table = sortableTable("Hardware counters, mean per task", columns, [...rows.values()], state, announce);
