@@ -14,6 +14,7 @@ from unified_prof.cluster.rank_partial import Partial, PartialSource, Unreadable
 from unified_prof.cluster.summary import RunSummary, summarize_run
 from unified_prof.errors import StoreError
 from unified_prof.migrate.check import check
+from unified_prof.schema.catalogue import CLUSTER, REVISIONS
 from unified_prof.sqlite import skyline_writer
 
 PLAN = Plan(slow={5: 1.3}, setup_ns=1_000_000)
@@ -36,7 +37,8 @@ def file(summary: RunSummary, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_summary_file_passes_the_check(file: Path) -> None:
     found = check(file)
-    assert (found.detection.family, found.detection.revision) == ("cluster", "1")
+    revision = found.detection.revision
+    assert (found.detection.family, revision) == (CLUSTER, REVISIONS[CLUSTER][-1])
     assert found.findings == ()
 
 
