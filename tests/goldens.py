@@ -8,6 +8,7 @@ shows the rows of a database.
 from __future__ import annotations
 
 import base64
+import gzip
 import itertools
 import json
 import re
@@ -226,6 +227,30 @@ def cluster_faults() -> None:
             write_database(run, rank, Path(name, f"rank{rank}.db"))
 
 
+def errors() -> None:
+    """Write what commands refuse: damaged, empty and unknown files, and reports without data."""
+    training_step(Path("step.db"))
+    write_run(Path("run"))
+    Path("empty").mkdir()
+    trace = b'{"traceEvents": [{"ph": "X", "name": "aten::mm", "ts": 1, "dur": 1'
+    for name, content in (
+        ("nothing.json", b""),
+        ("words.txt", b"no recording"),
+        ("list.json", b"[]"),
+        ("other.json", b'{"a": 1}'),
+        ("cut.json", trace),
+        ("nothing.json.gz", gzip.compress(b"")),
+        ("words.json.gz", gzip.compress(b"no recording")),
+        ("cut.json.gz", gzip.compress(trace * 100)[:60]),
+        ("cut.db", Path("step.db").read_bytes()[:5000]),
+        ("bytes.db", b"SQLite format 3\0" + bytes(99)),
+        ("cluster.sqlite", b""),
+    ):
+        Path(name).write_bytes(content)
+    with closing(sqlite3.connect("table.db")) as db, db:
+        db.execute("CREATE TABLE shopping (item TEXT)")
+
+
 def ascend_pt() -> None:
     """Write a recording of torch_npu with the recording of its device."""
     folder = all_kinds().write(Path("host_7_20260101000000000_ascend_pt"), rank=0)
@@ -252,6 +277,7 @@ RECORDINGS: dict[str, Callable[[], Any]] = {
     "ascend_pt": ascend_pt,
     "mindstudio": mindstudio,
     "prof": prof,
+    "errors": errors,
     "cluster": cluster,
     "cluster_faults": cluster_faults,
     "formulas": lambda: None,
@@ -291,11 +317,12 @@ def output_of(words: list[str]) -> str:
     done = uprof(*words)
     code = f"exit code {done.returncode}\n" if done.returncode else ""
     parts = [code, done.stderr, readable(done.stdout)]
-    out = Path(words[words.index("-o") + 1]) if "-o" in words else Path()
+    is_written = "-o" in words and not done.returncode
+    out = Path(words[words.index("-o") + 1]) if is_written else Path()
     if out.suffix == ".html":
         data = out.read_text(encoding="utf-8").partition('id="data">')[2].partition("</script>")[0]
         parts += [readable(json.dumps(json.loads(data, object_hook=unpacked)))]
-    elif words[0] == "export" and not done.returncode:
+    elif words[0] == "export" and is_written:
         for file in sorted(out.iterdir()) if out.is_dir() else [out]:
             parts += [f"--- {file.name}\n", readable(file.read_text(encoding="utf-8"))]
     return "".join(parts)

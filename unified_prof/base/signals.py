@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import cast
 
 # Signals that ask a process to end; Windows lacks SIGHUP.
 ENDING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
@@ -105,15 +106,16 @@ def send_ignored_again(ignored: sys.UnraisableHookArgs) -> None:
 def _send_after_the_hook(number: int) -> None:
     """Send the signal once the main thread has left the hook, where it would be ignored too."""
     inside: FrameType | None
+    main_thread = cast(int, threading.main_thread().ident)
     while True:
         time.sleep(_AGAIN_S)
-        inside = sys._current_frames().get(threading.main_thread().ident or 0)
+        inside = sys._current_frames().get(main_thread)
         while inside is not None and inside.f_code is not send_ignored_again.__code__:
             inside = inside.f_back
         if inside is None:
             break
     if hasattr(signal, "pthread_kill"):  # ends a blocking call of the main thread
-        signal.pthread_kill(threading.main_thread().ident or 0, number)
+        signal.pthread_kill(main_thread, number)
     else:
         signal.raise_signal(number)
 

@@ -313,5 +313,7 @@ def test_host_bound_time_costs_at_most_the_idle_time(tmp_path: Path) -> None:
             run.kernel(
                 begin + US, begin + (60 + 50 * (number % 2)) * US, launched=begin, stream=stream
             )
-    finding = findings_by_kind(tmp_path / "run.db")["host_bound"]
+    found = advice(tmp_path / "run.db")
+    (finding,) = (one for one in found.findings if one.kind == "host_bound")
     assert saving_ns(finding) == finding.figures["idle_ns"]
+    assert found.together_ms == pytest.approx(sum(one.cost_ms_per_step for one in found.findings))

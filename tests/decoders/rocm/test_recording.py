@@ -231,8 +231,12 @@ def test_damaged_bytes_are_refused_or_decoded(tmp_path: Path, ending: str) -> No
             decode(path)
 
 
-def test_tasks_without_event_have_no_launch(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "events", [[event(99, 1, 5)], [event(at, 1, 2**40) for at in (2, 3, 4, 5)]]
+)
+def test_tasks_without_valid_event_have_no_launch(tmp_path: Path, events: list[Any]) -> None:
+    """Ids of one session are below 2**40, so that those of the next begin there."""
     tables = small()
-    tables["event"] = [event(99, 1, 5)]
+    tables["event"] = events
     sink = decode(write(tmp_path / "a.db", tables))
     assert sink.anomalies["task_without_launch"] == 2
