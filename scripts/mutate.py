@@ -243,6 +243,7 @@ class Coverage:
         )
         self._with_fixtures = {scope.partition("::")[0] for scope in scopes}
         self._tests: dict[Path, dict[int, set[str]]] = {}
+        self._constants: list[tuple[Path, set[str], set[str]]] | None = None
 
     def runs_at_import(self, path: Path, line: int) -> bool:
         """Return True if no test, or not only tests, run the line."""
@@ -255,7 +256,8 @@ class Coverage:
         of a file with shared fixtures stay together.
 
         A line that runs at import (a constant, a table, a default) is run by the tests that run
-        the lines that name it. If no test runs the line in its own process: all of the module.
+        the lines that name it or a constant that contains it. If no test runs the line in its own
+        process: all of the module.
         """
         tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
         lines, names = _statement(tree, line)
@@ -263,6 +265,7 @@ class Coverage:
         how = "of the line"
         if names:
             how = "of its names"
+            names = self._with_containing_constants(path, names)
             pattern = re.compile(rf"\b(?:{'|'.join(map(re.escape, names))})\b")
             modules = [path]
             if not all(name.startswith("_") for name in names):
@@ -281,6 +284,28 @@ class Coverage:
             )
 
         return [test for tests in sorted(groups.values(), key=cost_s) for test in tests], how
+
+    def _with_containing_constants(self, path: Path, names: set[str]) -> set[str]:
+        """Return the names, and those of constants that contain them, such as a table of tables."""
+        if self._constants is None:
+            files = [file.relative_to(ROOT) for file in (ROOT / "unified_prof").rglob("*.py")]
+            self._constants = [
+                (file, _targets(node), {n.id for n in ast.walk(node) if isinstance(n, ast.Name)})
+                for file in files
+                for node in ast.parse((ROOT / file).read_text(encoding="utf-8")).body
+                if isinstance(node, ast.Assign | ast.AnnAssign)
+            ]
+        known: set[str] = set()
+        while known != names:
+            known = names
+            names = known.union(
+                *(
+                    targets
+                    for file, targets, used in self._constants
+                    if any(file == path or not name.startswith("_") for name in used & known)
+                )
+            )
+        return names
 
     def _that_match(self, path: Path, pattern: re.Pattern[str]) -> set[str]:
         of_line = self._of_module(path)
