@@ -228,6 +228,18 @@ def test_slowest_group_and_link_are_listed_first(tmp_path: Path) -> None:
         assert worst.ratio == pytest.approx(1 / 3)
 
 
+def test_largest_of_the_collectives_of_unknown_cost_is_first(tmp_path: Path) -> None:
+    """Costs are unknown if a member of each group is missing."""
+    run = write_summary(tmp_path / "run.cluster", Contents(dp=4))
+    with closing(sqlite3.connect(run / "cluster.sqlite")) as db:
+        db.execute("UPDATE COLLECTIVE SET complete_n = 0, bytes = 1 << group_id * 3 % 8")
+        db.commit()
+    with open_run(run) as opened:
+        rows = Overview(opened).groups
+    assert {row.transfer_ns for row in rows} == {None}
+    assert [row.bytes for row in rows] == [128, 64, 32, 16, 8, 4, 2, 1]
+
+
 @pytest.mark.parametrize(
     ("numbers", "words"),
     [

@@ -139,7 +139,7 @@ class Overview:
 
     @cached_property
     def groups(self) -> tuple[GroupRow, ...]:
-        """Collectives by kind of group, most expensive first."""
+        """Collectives by kind of group, most expensive first, then by size."""
         known = {group.id: group for group in self.run.groups}
         alike: dict[tuple[Any, ...], list[CollectiveRecord]] = {}
         for collective in self.run.collectives:
@@ -149,6 +149,7 @@ class Overview:
             ).append(collective)
         steps = max(1, len(self.steps))
         rows = [_group_row(key, found, known, steps) for key, found in alike.items()]
+        rows.sort(key=lambda row: -(row.bytes or 0))
         return tuple(sorted(rows, key=lambda row: -(row.transfer_ns or 0) - (row.wait_ns or 0)))
 
     @cached_property

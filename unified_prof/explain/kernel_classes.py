@@ -1,4 +1,4 @@
-"""Classes of device tasks (matmul, normalization, cast...) by names of kernels and operations.
+"""Classes of device tasks (matmul, cast...) by names, whose patterns are in `recording.names`.
 
 The same model runs different kernels on the devices of different vendors; classes make them
 comparable. High-level operations such as attention keep all their kernels, so that a fused kernel

@@ -1,4 +1,4 @@
-"""Cost of torch operations except fused attention, from recorded arguments.
+"""Cost of torch operations, from recorded arguments; `serving_formulas` has fused attention.
 
 `FORMULAS` maps the name of an operation in the namespace `aten` to a function of its arguments.
 """
