@@ -138,6 +138,7 @@ class Served:
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False  # browsers keep idle connections open
+    request_queue_size = 64  # A system delays a connection beyond it by a second or more.
     served: Served
 
     def handle_error(self, request: object, client_address: object) -> None:
