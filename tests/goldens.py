@@ -41,9 +41,12 @@ from tests.records import run_with_regions
 from tests.simulated.machine import Machine, Settings
 from tests.simulated.models import Model, run_step
 from unified_prof.base.run_spec import Frame
+from unified_prof.explain.advice import registry
 from unified_prof.explain.roofline import ascend, serving_formulas
 from unified_prof.explain.roofline.arguments import Arguments, UnknownCostError, parsed
 from unified_prof.explain.roofline.costs import Cost
+from unified_prof.recording.model import Advice
+from unified_prof.recording.recording import Recording
 from unified_prof.sqlite import skyline_writer
 from unified_prof.version import VERSION
 
@@ -298,9 +301,24 @@ def transcript(name: str, folder: Path) -> str:
         patch.chdir(folder)
         for variable, value in VARIABLES.items():
             patch.setenv(variable, value)
+        patch.setattr(registry, "advise", advice_of_each_file())
         RECORDINGS[name]()
         outputs = (f"{COMMAND}{words}\n{output_of(words.split())}\n" for words in commands)
         return "".join(without_repetitions(clean(output, folder) for output in outputs))
+
+
+def advice_of_each_file() -> Callable[..., Advice]:
+    """Return a function that evaluates the rules once for a file: most commands repeat findings."""
+    found: dict[tuple[Path, bool], Advice] = {}
+    advise = registry.advise
+
+    def once(recording: Recording, *, quick: bool = False) -> Advice:
+        key = (recording.source.path, quick)
+        if key not in found:
+            found[key] = advise(recording, quick=quick)
+        return found[key]
+
+    return once
 
 
 def output_of(words: list[str]) -> str:
