@@ -107,7 +107,7 @@ def work(rank, folder):
 
 
 if __name__ == "__main__":
-    torch.multiprocessing.spawn(work, (sys.argv[1],), nprocs=2)
+    torch.multiprocessing.start_processes(work, (sys.argv[1],), nprocs=2, start_method="fork")
 """
 
 

@@ -13,8 +13,6 @@ from tests.processes import python
 from unified_prof.errors import RawFormatError
 from unified_prof.pipeline.flight_recorder import Hang, compare_dumps, dump_files
 
-pytestmark = pytest.mark.fresh_interpreter
-
 Group = tuple[str, str, list[int]]
 WORLD: Group = ("0", "default_pg", [0, 1, 2, 3])
 
