@@ -366,6 +366,8 @@ class Run:
             }.items():
                 self.groups[kind, rank] = tuple(ranks)
         self.kinds = {kind for kind, _ in self.groups}
+        named = sorted({(kind, ranks) for (kind, _), ranks in self.groups.items()})
+        self.names = {group: str(number) for number, group in enumerate(named)}
         self.random = np.random.default_rng([scenario.seed, 2])
         self.ranks = [Rank(self, rank) for rank in world]
         while sum(rank.advance() for rank in self.ranks):
@@ -379,9 +381,7 @@ class Run:
         return rank // self.scenario.per_host
 
     def group_name(self, kind: str, ranks: Sequence[int]) -> str:
-        return str(
-            sorted({(k, r) for (k, _), r in self.groups.items()}).index((kind, tuple(ranks)))
-        )
+        return self.names[kind, tuple(ranks)]
 
     def gb_per_s(self, source: int, target: int) -> float:
         ends, scenario = (self.host(source), self.host(target)), self.scenario
