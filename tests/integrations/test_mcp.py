@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -17,7 +18,8 @@ from tests.cluster import ranks
 from unified_prof.errors import UsageError
 from unified_prof.integrations.report_tools import MAX_BYTES, ReportTools, page
 
-pytest.importorskip("mcp")
+# Without importing it in each worker.
+pytestmark = pytest.mark.skipif(find_spec("mcp") is None, reason="needs mcp")
 
 # Bytes of the answers to one question.
 MAX_ANSWER = 20_000
