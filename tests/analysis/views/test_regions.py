@@ -35,16 +35,19 @@ def test_nested_regions_have_total_and_self_time(tmp_path: Path) -> None:
         mark(device, 0, 2000, "ProfilerStep#3")
         mark(device, 0, 2000, "nn.Linear", domain="Module")
         mark(device, 800, 800, "a point")
+        for name in ("save", "write"):  # one within the other
+            mark(device, 1200, 1300, name)
     found = rows(path)
-    assert set(found) == {"epoch", "batch"}
+    assert set(found) == {"epoch", "batch", "save", "write"}
     assert (found["epoch"].total_ns, found["epoch"].count) == (1000, 1)
     assert found["epoch"].extra["self_ns"] == 700
+    assert {found[one].extra["self_ns"] for one in ("save", "write")} == {0, 100}
     assert found["epoch"].detail is None
     assert (found["batch"].total_ns, found["batch"].count) == (360, 5)
     assert found["batch"].detail == "in epoch"
-    assert sum(row.extra["self_ns"] or 0 for row in found.values()) == 1060
+    assert sum(row.extra["self_ns"] or 0 for row in found.values()) == 1160
     with open_analyses(path) as (analysis,):
-        assert analysis.breakdown("annotation").total_ns == 1060
+        assert analysis.breakdown("annotation").total_ns == 1160
 
 
 def test_annotation_breakdown_is_unavailable_without_regions(tmp_path: Path) -> None:
