@@ -72,3 +72,15 @@ def test_closed_descriptors_are_not_reused_by_files(tmp_path: object) -> None:
     number, _, exist = done.stdout.partition(" ")
     assert int(number) > 2
     assert exist.strip() == "[True, True, True]"
+
+
+def test_a_stream_that_fails_is_replaced_only_if_it_is_stderr(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    usual = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", usual)
+    for other in (None, io.StringIO()):
+        streams._forget_unwritten(other)
+        assert sys.stderr is usual
+    streams._forget_unwritten(usual)
+    assert sys.stderr is not usual

@@ -1,5 +1,6 @@
 """The NPU backend with a stand-in for msprof."""
 
+import contextlib
 import os
 import shlex
 import signal
@@ -9,13 +10,14 @@ import tempfile
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.backends import stand_in_msprof
 from tests.backends.contract import BackendContract
-from unified_prof.backends import msprof_outcome
+from unified_prof.backends import msprof_outcome, msprof_process
 from unified_prof.backends.msprof_outcome import WorkloadWatch
 from unified_prof.backends.msprof_process import ProcessResult
 from unified_prof.backends.npu import NpuBackend
@@ -546,3 +548,17 @@ def test_program_in_another_language_cannot_be_tracked(tmp_path: Path) -> None:
     program.chmod(0o755)
     with pytest.raises(UsageError, match="not a Python script"):
         run(tmp_path, "", target=str(program), reports=(RUN_TIME,))
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+def test_processes_of_a_group_are_found_without_its_leader() -> None:
+    with contextlib.ExitStack() as stack:
+        group, found = 0, []
+        for _ in range(3):
+            child = stack.enter_context(
+                subprocess.Popen(["sleep", "60"], preexec_fn=partial(os.setpgid, 0, group))
+            )
+            stack.callback(child.kill)
+            group = group or child.pid
+            found.append(child.pid)
+        assert sorted(msprof_process._others_of(group)) == found[1:]
