@@ -38,7 +38,9 @@ for step in range({steps}):
 """
 
 
-def checkout(folder: Path, *, steps: int = 100_000, batch: int = 32, extra: str = "pass") -> Path:
+def checkout(
+    folder: Path, *, steps: int = 100_000, batch: int | str = 32, extra: str = "pass"
+) -> Path:
     folder.mkdir()
     text = SCRIPT.format(steps=steps, batch=batch, extra=extra)
     (folder / "train.py").write_text(text, encoding="utf-8")
@@ -104,8 +106,8 @@ def test_unchanged_checkouts_step_in_turn_and_pass(tmp_path: Path) -> None:
 
 
 def test_synchronization_and_flops_are_found_in_the_first_round(tmp_path: Path) -> None:
-    checkout(tmp_path / "base")
-    checkout(tmp_path / "new", batch=40, extra="loss.item()")
+    checkout(tmp_path / "base", steps=60)
+    checkout(tmp_path / "new", steps=60, batch=40, extra="loss.item()")
     code, verdict, err = gate(tmp_path)
     assert code == 1, err
     assert verdict["effort"]["rounds"] == 1
@@ -126,9 +128,7 @@ def test_sleeping_candidate_is_judged_by_wall_time(tmp_path: Path) -> None:
 
 def test_random_shapes_are_not_judged_by_their_counts(tmp_path: Path) -> None:
     for side, batch in (("base", "8 + step % 2"), ("new", "12 + step % 2")):
-        checkout(tmp_path / side, steps=60).joinpath("train.py").write_text(
-            SCRIPT.format(steps=100_000, batch=batch, extra="pass")
-        )
+        checkout(tmp_path / side, steps=60, batch=batch)
     _, verdict, err = gate(tmp_path, "--rounds", "3")
     assert "total" in checks(verdict), err
     assert not {"flops", "bytes", "activation-bytes", "peak-memory"} & checks(verdict).keys()
