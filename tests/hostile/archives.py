@@ -26,7 +26,8 @@ def _deflated(head: bytes, block: bytes, count: int) -> tuple[bytes, int, int]:
     return data + packer.flush(), len(head) + count * len(block), checksum
 
 
-def _gzip(path: Path, head: bytes, block: bytes, count: int) -> Path:
+def write_gzip(path: Path, head: bytes, block: bytes, count: int) -> Path:
+    """Write a file that expands to `head` and `count` blocks, and return its path."""
     data, size, checksum = _deflated(head, block, count)
     header, end = b"\x1f\x8b\x08\0\0\0\0\0\0\xff", struct.pack("<II", checksum, size & 0xFFFF_FFFF)
     path.write_bytes(header + data + end)
@@ -94,14 +95,14 @@ def _damaged_method(method: int, folder: Path) -> Path:
 def _tar_of_directories(folder: Path) -> Path:
     entry = tarfile.TarInfo("a")
     entry.type = tarfile.DIRTYPE
-    return _gzip(folder / "run.tar.gz", b"", entry.tobuf() * 2000, 1000)
+    return write_gzip(folder / "run.tar.gz", b"", entry.tobuf() * 2000, 1000)
 
 
 def _tar_header(kind: bytes, folder: Path) -> Path:
     entry = tarfile.TarInfo("a")
     entry.type, entry.size = kind, _EXPANDED_MIB * _MIB
     line = b"32 comment=" + b"x" * 20 + b"\n"
-    return _gzip(folder / "run.tar.gz", entry.tobuf(), line * (_MIB // 32), _EXPANDED_MIB)
+    return write_gzip(folder / "run.tar.gz", entry.tobuf(), line * (_MIB // 32), _EXPANDED_MIB)
 
 
 def _tar_of_holes(folder: Path) -> Path:
@@ -111,7 +112,7 @@ def _tar_of_holes(folder: Path) -> Path:
     head[482] = 1  # more holes follow, 21 in each block
     head[148:156] = b"%06o\0 " % (sum(head[:148]) + sum(head[156:]) + 8 * 32)
     block = (b"%011o\0" % 1) * 42 + b"\1" + bytes(7)
-    return _gzip(folder / "run.tar.gz", bytes(head), block * 2048, 800)
+    return write_gzip(folder / "run.tar.gz", bytes(head), block * 2048, 800)
 
 
 ARCHIVES: dict[str, Format] = {
@@ -121,7 +122,9 @@ ARCHIVES: dict[str, Format] = {
         _TO_FOLDER,
         (),
     ),
-    "bomb, zip in gzip": Format(lambda folder: _gzip(folder / "run.json.gz", *_INNER), CONVERT, ()),
+    "bomb, zip in gzip": Format(
+        lambda folder: write_gzip(folder / "run.json.gz", *_INNER), CONVERT, ()
+    ),
     "bomb, zip in zip": Format(_zip_in_zip, CONVERT, ()),
     "zip of 300,000 files": Format(
         lambda folder: _zip(folder, [(b"a.json", b"{}", 0, 2, 0)], [(b"a.json", 0)] * 300_000),

@@ -21,7 +21,7 @@ from tests.decoders.kineto.builders import call, complete, kernel, operation
 from tests.decoders.kineto.builders import write as write_trace
 from tests.decoders.memory_snapshot.test_snapshot import SHARED_TUPLES, SNAPSHOT
 from tests.decoders.nsys.builders import KERNELS
-from tests.hostile.archives import ARCHIVES
+from tests.hostile.archives import ARCHIVES, write_gzip
 from tests.hostile.formats import CONVERT, Command, Format, settings_file
 from tests.hostile.mutators import HOSTILE_NAMES
 from tests.pipeline.test_sources import MAKERS
@@ -101,15 +101,10 @@ def _tar_with(members: Iterable[tuple[str, bytes, str]], folder: Path) -> Path:
 
 
 def _tar_bomb(folder: Path) -> Path:
-    class Zeros(io.RawIOBase):
-        def read(self, size: int = -1) -> bytes:
-            return bytes(size)
-
-    with tarfile.open(folder / "run.tar.gz", "w:gz") as archive:
-        info = tarfile.TarInfo("run.pt.trace.json")
-        info.size = _BOMB_MIB * _MIB
-        archive.addfile(info, Zeros())
-    return folder / "run.tar.gz"
+    info = tarfile.TarInfo("run.pt.trace.json")
+    info.size = _BOMB_MIB * _MIB
+    # The end of an archive is empty, too.
+    return write_gzip(folder / "run.tar.gz", info.tobuf(), bytes(_MIB), _BOMB_MIB + 1)
 
 
 def _names(folder: Path) -> Path:
