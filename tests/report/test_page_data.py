@@ -172,3 +172,17 @@ def test_counts_have_the_heading_of_the_text(tmp_path: Path) -> None:
         "kernel": "runs",
         "segment": "blocks",
     }
+
+
+def test_every_breakdown_figure_has_the_whole_device_time(tmp_path: Path) -> None:
+    path = tmp_path / "msprof_1.db"
+    with Device(path) as device:
+        device.call(0, 1000, "ProfilerStep#1")
+        device.call(10, 900, "nn.Module: Net_0", kind=50003)
+        device.call(20, 100, "aten::mm", launches=100)
+        device.task(50, 150, connection=100, kernel=("mm_kernel", "MatMul"))
+        device.task(1100, 1400, kernel=("reduce_kernel", "Reduce"))  # after the step
+    (report,) = data_of(path)
+    assert report["figures"]["totals"]["total_ns"] == 400
+    wholes = {tree["kind"]: tree["values"]["total_ns"][0] for tree in report["trees"]}
+    assert wholes == {"module": 400, "operation": 400}

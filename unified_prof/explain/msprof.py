@@ -196,11 +196,11 @@ class MsprofAnalysis(Analysis):
             name: {**figures, "launches": launches.get(name)} for name, figures in found.items()
         }
 
-    def kernels_of_operations(self) -> list[tuple[str, Row]]:
-        """Return the kernels of each operation; if there are steps, those of the steps."""
+    def kernels_of_operations(self, *, in_steps: bool = True) -> list[tuple[str, Row]]:
+        """Return the kernels of each operation; if `in_steps` and there are steps, of the steps."""
         if self.recording.clock != "device":
             return []
-        return self.recording.work.kernels_of_operations(self.recording.steps)
+        return self.recording.work.kernels_of_operations(self.recording.steps if in_steps else ())
 
     @property
     def has_places(self) -> bool:

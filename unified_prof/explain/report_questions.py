@@ -144,10 +144,10 @@ class Analysis(ABC):
         """
         return operation_statistics(self.calls) if by == "operation" else {}
 
-    def kernels_of_operations(self) -> list[tuple[str, Row]]:
+    def kernels_of_operations(self, *, in_steps: bool = True) -> list[tuple[str, Row]]:
         """Return a row for each pair of operation and kernel launched by it, as (operation, row).
 
-        If the recording has steps, only kernels launched in them count.
+        If `in_steps` and the recording has steps, only kernels launched in them count.
         """
         return []
 

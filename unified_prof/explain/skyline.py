@@ -360,7 +360,7 @@ class Tree:
 def trees(analysis: Analysis) -> tuple[Tree, ...]:
     """Return the available trees: modules, source lines, operations with kernels."""
     builder = _Builder()
-    pairs = analysis.kernels_of_operations()
+    pairs = analysis.kernels_of_operations(in_steps=False)
     if pairs and not analysis.has_places:
         return (_operation_tree(builder, pairs, ("total_ns",)),)
     calls = analysis.packed_calls

@@ -24,7 +24,7 @@ function sortableTable(label, columns, rows, state, announce) {
   const more = make("button", { type: "button", on: { click: () => { state.all = true; draw(); } } });
   const headers = columns.map((column) => {
     // Few names are broken: room for most of them, up to a third of the window.
-    const lengths = rows.slice(0, FIRST_ROWS).map((row) => briefly(column, row).length).sort((a, b) => a - b);
+    const lengths = rows.slice(0, FIRST_ROWS).map((row) => briefly(column, row).length).filter(Boolean).sort((a, b) => a - b);
     const usual = lengths[Math.floor(0.8 * lengths.length)] ?? 0;
     const cell = make("th", { scope: "col", class: column.kind === "text" ? "text" : null, "aria-sort": "none", "data-key": column.key,
       style: column.kind === "text" ? { "min-width": `min(${0.6 * usual + 1.6}em, ${column.second ? "max(18vw, 43em - 33vw)" : "33vw"})` } : {} },
