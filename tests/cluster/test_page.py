@@ -148,3 +148,12 @@ class TestInABrowser:
     def test_slowest_link_is_listed_first(self, window: Browser, page: Path) -> None:
         window.open(page)
         assert window.run("return document.querySelector('#links tbody td').innerText") == "12 → 28"
+
+    def test_only_the_slow_link_has_its_color(self, window: Browser, page: Path) -> None:
+        window.open(page)
+        colors = window.run(
+            "const c = document.querySelector('#links canvas').getContext('2d');"
+            "return [[28, 12], [27, 12], [29, 12], [28, 11], [28, 13], [27, 11]]"
+            ".map(([x, y]) => [...c.getImageData(x, y, 1, 1).data].join())"
+        )
+        assert colors[0] not in colors[1:]

@@ -1,5 +1,7 @@
 // Heat map whose cells can be read by pointer or arrow keys.
 
+/** With fewer cells in a row, each is large enough to be seen. */
+const MOST_LARGE = 100;
 const MOST_ROWS = 640;
 
 /** Numbers encoded plus one; 0 is unknown. */
@@ -65,9 +67,9 @@ function heatMap(options) {
     canvas.dataset.drawn = "yes";
   }
 
-  /** Outliers are drawn larger, so that single pixels are visible. */
+  /** Outliers among many cells are drawn larger, so that single pixels are visible. */
   function drawAgain(context, colour) {
-    const side = Math.ceil(Math.min(width, height) / 100);
+    const side = Math.floor(Math.min(width, height) / MOST_LARGE);
     for (let y = 0; y < height; y += 1) {
       for (let x = 0; x < width; x += 1) {
         const found = behind(y, x);
@@ -92,7 +94,7 @@ function heatMap(options) {
   function nearest(y, x) {
     const found = behind(y, x);
     if (found !== null || !options.stands) return found;
-    const side = Math.ceil(Math.min(width, height) / 100);
+    const side = Math.floor(Math.min(width, height) / MOST_LARGE);
     for (let down = -side; down <= side; down += 1) {
       for (let right = -side; right <= side; right += 1) {
         const other = x + right < 0 || y + down < 0 || x + right >= width || y + down >= height ? null : behind(y + down, x + right);

@@ -134,7 +134,7 @@ function evidenceTable(report, rows) {
       make("td", { class: "text" }, report.timeline || report.host
         ? make("button", { type: "button", class: "plain mono", title: "Search the timeline", text: short.get(row.name) ?? row.name, on: { click: () => searchTimeline(row.name.replace(/^before /, "")) } })
         : row.name),
-      ...columns.map(([key]) => make("td", { class: tone(key), text: tone(key) ? row[key] ?? "" : words.of(key, row[key]) }))))));
+      ...columns.map(([key]) => make("td", { class: key === "line" ? "text line" : tone(key) }, ...(tone(key) ? highlighted(row[key] ?? "", "") : [words.of(key, row[key])])))))));
 }
 
 function searchTimeline(text) {

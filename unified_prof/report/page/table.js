@@ -15,10 +15,12 @@ const IMPORTANCE = {
 };
 
 /**
- * @param columns [{key, label, kind: "text" | "number" | "share", show(value, row), exact(value), importance}]
+ * @param offered [{key, label, kind: "text" | "number" | "share", show(value, row), exact(value), importance}]
  * @param rows plain objects
  */
-function sortableTable(label, columns, rows, state, announce) {
+function sortableTable(label, offered, rows, state, announce) {
+  const isAbsent = (value) => value === null || value === undefined || value === "";
+  const columns = offered.filter(({ key }, number) => !number || !rows.length || rows.some((row) => !isAbsent(row[key])));
   const head = make("tr");
   const body = make("tbody");
   const more = make("button", { type: "button", on: { click: () => { state.all = true; draw(); } } });
@@ -36,7 +38,7 @@ function sortableTable(label, columns, rows, state, announce) {
     make("table", {}, make("caption", { class: "hidden", text: label }), make("thead", {}, head), body));
   const isWide = () => scroll.scrollWidth > scroll.clientWidth;
   const importanceOf = (column) => column.importance ?? IMPORTANCE[column.key] ?? 5;
-  const filled = new Map(columns.map((column) => [column, rows.filter((row) => ![null, undefined, ""].includes(row[column.key])).length]));
+  const filled = new Map(columns.map((column) => [column, rows.filter((row) => !isAbsent(row[column.key])).length]));
   const dropped = new Set();
   /** Drop columns until the others fit: the least important and emptiest first, from the right. */
   function fit() {
@@ -74,10 +76,9 @@ function sortableTable(label, columns, rows, state, announce) {
   function ordered(found) {
     if (!state.key) return found;
     const factor = state.descending ? -1 : 1;
-    const absent = (value) => value === null || value === undefined || value === "";
     return [...found].sort((a, b) => {
       const [x, y] = [a[state.key], b[state.key]];
-      if (absent(x) || absent(y)) return absent(x) - absent(y); // what is not measured stands last
+      if (isAbsent(x) || isAbsent(y)) return isAbsent(x) - isAbsent(y); // what is not measured stands last
       return factor * (typeof x === "number" ? x - y : String(x).localeCompare(String(y)));
     });
   }
@@ -195,6 +196,7 @@ const COLUMN_LABELS = {
 
 function breakdownColumns(by, rows, report) {
   const keys = new Set(rows.flatMap((row) => Object.keys(row)));
+  if (by === "step") ["count", "average_ns"].forEach((key) => keys.delete(key)); // of one step
   // Without backward passes, forward is the time.
   if (rows.every((row) => row.forward_ns === undefined || row.forward_ns === row.total_ns)) keys.delete("forward_ns");
   const sizes = ["weight_bytes", "gradient_bytes", "activation_bytes", "allocated_bytes"].filter((key) => keys.has(key));
