@@ -14,6 +14,7 @@ from unified_prof.report.cluster_document import RankDetail, RankOperationRow, c
 from unified_prof.report.document import Document, Figure
 from unified_prof.report.formats import ClusterRequest
 from unified_prof.report.names import format_duration as duration
+from unified_prof.report.names import format_gb_per_second as rate
 from unified_prof.report.names import neutral
 
 if TYPE_CHECKING:
@@ -32,10 +33,6 @@ _MIN_EXPOSED_SHARE = 0.3
 
 def _factor(value: float | None) -> str:
     return names.NOT_MEASURED if value is None else f"{value:.2f} x"
-
-
-def _rate(value: float | None) -> str:
-    return names.NOT_MEASURED if value is None else f"{value:.3g} GB/s"
 
 
 _RANK_FIGURES: tuple[Figure[RankRow], ...] = (
@@ -98,8 +95,8 @@ _GROUP_FIGURES: tuple[Figure[GroupRow], ...] = (
     ("transfer", lambda row: row.transfer_ns, duration, 10),
     ("waiting", lambda row: row.wait_ns, duration, 10),
     ("setup", lambda row: row.setup_ns or None, duration, 4),
-    ("bus", lambda row: row.bus_gb_per_s, _rate, 8),
-    ("slowest", lambda row: row.slowest_gb_per_s, _rate, 7),
+    ("bus", lambda row: row.bus_gb_per_s, rate, 8),
+    ("slowest", lambda row: row.slowest_gb_per_s, rate, 7),
     ("ranks", _slowest_group, neutral, 5),
 )
 _PLACES = {1: "between hosts", 0: "within a host", None: "-"}  # Links, by `across_hosts`.
@@ -111,9 +108,9 @@ _LINK_FIGURES: tuple[Figure[LinkRecord], ...] = (
     ("where", lambda row: _PLACES[row.across_hosts], neutral, 6),
     ("transfers", lambda row: row.n, names.format_number, 4),
     ("bytes", lambda row: row.bytes, names.format_size, 5),
-    ("median", lambda row: row.gb_per_s_p50, _rate, 10),
-    ("slowest", lambda row: row.gb_per_s_p99, _rate, 3),
-    ("similar links", lambda row: row.like_gb_per_s, _rate, 8),
+    ("median", lambda row: row.gb_per_s_p50, rate, 10),
+    ("slowest", lambda row: row.gb_per_s_p99, rate, 3),
+    ("similar links", lambda row: row.like_gb_per_s, rate, 8),
     ("ratio", lambda row: row.ratio, _factor, 9),
 )
 
@@ -337,8 +334,7 @@ def _before_and_after(pair: QuantityPair) -> str:
 
 
 def _rates(pair: QuantityPair) -> str:
-    values = ["-" if one is None else f"{one:.3g}" for one in (pair.base, pair.new)]
-    return f"{values[0]} -> {values[1]} GB/s"
+    return f"{rate(pair.base)} -> {rate(pair.new)}"
 
 
 def _group_change(row: CollectiveChange) -> str:

@@ -349,6 +349,7 @@ _ANOMALY_NAMES = {
     "activations_of_another_sequence": (
         "activations taken from an iteration with different operations"
     ),
+    "allocation_without_address": "allocations without an address",
     "allocation_without_release": "allocations not freed within the recording",
     "ambiguous_forward_operation": "backward kernels with several candidate forward operations",
     "ambiguous_launch": "kernels with several candidate launch calls",
@@ -358,6 +359,7 @@ _ANOMALY_NAMES = {
     "compiled_functions_ran_eagerly": "compiled functions ran uncompiled during the measurement",
     "duplicate_correlation": "correlation ids used more than once",
     "first_iteration_reported": "only the first iteration was measured, including setup",
+    "hash_without_text": "names of which only a hash was recorded",
     "impossible_communication_time": "collectives with impossible times, ignored",
     "impossible_host_time": "host ranges with impossible times, ignored",
     "impossible_size": "impossible sizes, ignored",
@@ -368,7 +370,9 @@ _ANOMALY_NAMES = {
     "loss_not_finite": "the loss was infinite or NaN",
     "loss_not_read": "the loss could not be checked for NaN",
     "measuring_failed": "part of the measurement failed because of an error in uprof",
+    "memory_added_up": "memory in use estimated from allocations",
     "odd_schema": "unusual schema",
+    "os_call_not_listed": "system calls with an unknown name",
     "path_clocks": "critical path: the clocks of host and device differ",
     "path_of_first_steps": "critical path of the first steps only",
     "path_without_device": "critical path of the host only",
