@@ -206,6 +206,49 @@ def test_time_beyond_the_transfer_is_a_wait_for_ranks(tmp_path: Path) -> None:
     assert " of it in one " not in waiting.text  # every step waits
 
 
+def overlapped(path: Path, late_us: int) -> float:
+    """Write five steps in which all-reduces of 90 us overlap kernels; return their length in us.
+
+    The first of a step waits for another rank. Each needs the kernel before it.
+    """
+    with RunWithCollectives(path, revision="latest") as run:
+        run.row("NPU_INFO", id=0, name="Ascend910B3")
+        at = 0
+        for step in range(5):
+            begin = host = free = at
+            for number in range(4):
+                run.kernel(at, at + 100 * US, launched=host)
+                at += 100 * US
+                events = [
+                    run.api(host + place * US, host + (place + 1) * US, name)
+                    for place, name in enumerate(("aclrtRecordEvent", "aclrtStreamWaitEvent"), 3)
+                ]
+                run.task(at, at + 20, "EVENT_RECORD", stream=7, connection=events[0])
+                start = max(at, free) + 500
+                run.task(free, start, "EVENT_WAIT", stream=30, connection=events[1])
+                launch = run.api(host + 6 * US, host + 8 * US, "launch")
+                free = start + (90 + late_us * (number == 0)) * US
+                run.task(start, free, "Notify Wait", stream=30, connection=launch)
+                run.all_reduce(start, free, 8 * MIB, connection=launch)
+                host += 10 * US
+            at = max(at, free)
+            run.api(host, at, "aclrtSynchronizeDevice")
+            run.step(step, begin, at)
+    return at / 5 / US
+
+
+@pytest.mark.parametrize("late_us", [150, 200, 400])
+def test_waits_cost_what_the_step_gains_also_if_compute_hides_them(
+    tmp_path: Path, late_us: int
+) -> None:
+    truth_us = overlapped(tmp_path / "late.db", late_us) - overlapped(tmp_path / "twin.db", 0)
+    findings = findings_by_kind(tmp_path / "late.db")
+    assert saving_ns(findings["waiting_for_ranks"]) / US == pytest.approx(truth_us, rel=0.03)
+    total_us = sum(saving_ns(one) for one in findings.values()) / US
+    assert total_us <= truth_us + 95
+    assert "waiting_for_ranks" not in findings_by_kind(tmp_path / "twin.db")
+
+
 @pytest.mark.parametrize("late", [0, 2])
 def test_one_long_wait_is_named(tmp_path: Path, late: int) -> None:
     lengths = [50 * US] * 4

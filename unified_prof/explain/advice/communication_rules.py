@@ -162,32 +162,33 @@ def exposed_communication(context: DeviceContext) -> Iterator[Cause]:
         "moving_ns": transfer_ns if known_ns else None,
         "messages": len(messages.rows),
     }
-    if transfer_ns < (1 - WAITING_SHARE) * known_ns:
-        waited = np.where(known, 1 - transfer / np.maximum(messages.length, 1), 0.0)
-        wait_ns = (messages.alone_ns * waited).astype(np.float64)
-        fill_ns = wait_ns - _without_fill_ns(context, messages, wait_ns)
-        cost = exposed * (1 - transfer_ns / known_ns) - float(fill_ns.sum())
-        if fill_ns.any():
-            figures["fill_ns"] = round(float(fill_ns.sum()))
-            if context.share(cost) < EXPOSED_SHARE:
-                return
+    # Waits that compute hides delay the messages after them.
+    wait_ns = np.where(known, messages.length - transfer, 0).astype(np.float64)
+    wait_ns[wait_ns <= WAITING_SHARE * messages.length] = 0
+    fill_ns = wait_ns - _without_fill_ns(context, messages, wait_ns)
+    figures |= {"fill_ns": round(float(fill_ns.sum()))} if fill_ns.any() else {}
+    wait_ns -= fill_ns
+    waited = wait_ns / np.maximum(messages.length, 1)
+    if context.share(float(wait_ns.sum())) >= EXPOSED_SHARE:
         yield context.finding(
-            cost,
-            f"waiting for other ranks: {percent(context.share(cost))} of the time is "
-            f"communication beyond its transfer time{messages.longest_wait(wait_ns - fill_ns)}",
+            float((messages.alone_ns * waited).sum()),
+            f"waiting for other ranks: {percent(context.share(float(wait_ns.sum())))} of the time "
+            f"is communication beyond its transfer time{messages.longest_wait(wait_ns)}",
             kind="waiting_for_ranks",
             advice="analyze all ranks together: `uprof cluster build` names the straggling rank, "
             "host or link",
             sure="possible",
-            change=messages.saving(wait_ns - fill_ns),
+            change=messages.saving(wait_ns),
             least=0.0,
             figures=figures,
             evidence=messages.evidence(),
         )
+    if transfer_ns < (1 - WAITING_SHARE) * known_ns:
         return
     exempt_ns = _last_buckets_ns(context, messages)
     bucket_ns = int(exempt_ns.sum())
-    cost = exposed - bucket_ns
+    moving_ns = messages.alone_ns * (1 - waited)
+    cost = float(moving_ns.sum()) - bucket_ns
     if context.share(cost) < WARN_SHARE:
         return
     receives = np.array([name == collectives.RECEIVE for name in messages.messages.kinds])
@@ -218,7 +219,7 @@ def exposed_communication(context: DeviceContext) -> Iterator[Cause]:
         advice="overlap it: tune DDP or FSDP buckets (bucket_cap_mb, forward_prefetch), use "
         "gradient accumulation or a separate stream, or change the parallelization",
         sure="likely" if known_ns > exposed / 2 else "possible",
-        change=messages.saving(messages.alone_ns - exempt_ns),
+        change=messages.saving(wait_ns + moving_ns - exempt_ns),
         least=WARN_SHARE,
         figures={**figures, "last_bucket_ns": bucket_ns},
         evidence=messages.evidence(),

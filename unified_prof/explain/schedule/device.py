@@ -258,9 +258,22 @@ def _awaited(recording: Recording, tasks: ScheduledTasks, before: Ints, usual_ga
         close = (last >= 0) & ((since <= _CLOSE_NS) | waited)
         close &= tasks.stream[record] != tasks.stream[waiting]
         pairs.append((record[close], waiting[close]))
+    pairs.append(_recorded_before(recording, tasks))
     one, other = map(np.concatenate, zip(*pairs, strict=True))
     lag = np.clip(moment[other] - tasks.end_ns[one], 0, usual_gap)
     return Edges.uniform(one, other, lag, behind=True, kind=graph.EVENT)
+
+
+def _recorded_before(recording: Recording, tasks: ScheduledTasks) -> tuple[Ints, Ints]:
+    """Return each record of an event that the next call of its thread lets a stream wait for."""
+    events = np.flatnonzero((tasks.records | tasks.waits) & (tasks.call >= 0))
+    thread = recording.host_calls.thread[tasks.call[events]]
+    events = events[np.lexsort((tasks.launched_ns[events], thread))]
+    thread = recording.host_calls.thread[tasks.call[events]]
+    one, other = events[:-1], events[1:]
+    pair = tasks.records[one] & tasks.waits[other] & (thread[:-1] == thread[1:])
+    pair &= (tasks.stream[one] != tasks.stream[other]) & (tasks.device[one] == tasks.device[other])
+    return one[pair], other[pair]
 
 
 def _awaited_by_calls(recording: Recording, tasks: ScheduledTasks) -> tuple[Ints, Ints]:
