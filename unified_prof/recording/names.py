@@ -161,6 +161,32 @@ COPIES_HOST: Final = Words("host_to_device device_to_host h2_d d2_h hto_?d dto_?
 COPIES_TO_DEVICE: Final = Words("host_to_device h2_d hto_?d", digits=True)
 COPIES_WITHIN: Final = Words("device_to_device d2_d dto_?d", digits=True)
 PAGEABLE: Final = Words("pageable")
+# Letters of CANN's operators in the patterns of FUSED_OPERATIONS.
+_STEPS: Final = (
+    (Words("^cast$"), "c"),
+    (Words("^pow$ ^square$"), "p"),
+    (Words("^reduce_mean$"), "m"),
+    (Words("^adds?$"), "a"),
+    (Words("^rsqrt$"), "r"),
+    (Words("^muls?$"), "x"),
+    (Words("^real_div$ ^divs?$"), "d"),
+    (Words("^(?:silu|swish)$"), "s"),
+    (Words("^sigmoid$"), "g"),
+    (Words("^split$ ^(?:strided_)?slice$ ^view_copy$ ^as_strided$ ^tensor_move$"), "l"),
+    (Words("^neg$"), "n"),
+    (Words("^concat$"), "k"),
+    (Words("^tanh$"), "t"),
+    (Words("^erf$"), "e"),
+)
+# Operations that one operator of CANN computes, as patterns of the operators that compute them
+# otherwise: name, pattern, what to use, and the share of the time of the last operator that stays.
+# It moves one tensor in and one out, or, if two thirds stay, three with one that is read again.
+FUSED_OPERATIONS: Final = (
+    ("RMSNorm", re.compile("c?pma?rx(?:xc?|cx?)?"), "torch_npu.npu_rms_norm", 1.0),
+    ("SwiGLU", re.compile("l*sl*x"), "torch_npu.npu_swiglu on gate and up in one tensor", 1.0),
+    ("rotary embedding", re.compile("x?l*nl*kxx?a"), "torch_npu.npu_rotary_mul", 2 / 3),
+    ("GELU", re.compile("[pxad]+[et]ax+|xgx"), "torch.nn.functional.gelu", 2 / 3),
+)
 # Dtypes. cuBLAS, cuDNN and CUTLASS multiply in fp32 without tensor cores (nor TF32) if the name
 # has one of the words of FULL_PRECISION.
 TF32: Final = Words("tf32 s1688 xf32", digits=True)
@@ -413,6 +439,12 @@ _NOTHING: Final = frozenset({"", NOT_AVAILABLE, None})
 def _first_match(table: tuple[tuple[str, str], ...], text: str) -> str | None:
     """Return the result of the first entries of a table that are found in a text."""
     return next((result for result, entries in table if _pattern(entries).search(text)), None)
+
+
+@lru_cache(maxsize=1 << 14)
+def step_of_fusion(name: str) -> str:
+    """Return the letter of an operator in the patterns of FUSED_OPERATIONS, or a dot."""
+    return next((letter for wanted, letter in _STEPS if wanted(name)), ".")
 
 
 def is_product(name: str) -> bool:

@@ -254,16 +254,20 @@ def test_transfers_slowed_by_concurrent_matmuls_are_link_contention(
         assert saving_ns(findings["link_contention"]) == 10 * 100 * US
 
 
-def write_matmuls(path: Path, *, hf32: str, vector: int = 48, mhz: int = 1800) -> Path:
-    """Write fp32 matmuls of 1 ms on a chip that the exporter calls Ascend910B."""
+def write_matmuls(
+    path: Path, *, hf32: str, vector: int = 48, mhz: int = 1800, other: str = "FLOAT"
+) -> Path:
+    """Write fp32 matmuls of 0.9 ms, every second one of another type, on an Ascend910B."""
     with NpuRun(path, "Ascend910B") as npu:
         npu.clock(0, mhz)
         for at in range(20):
             npu.operator(at * MS, at * MS + 100 * US, core="AI_VECTOR_CORE", blocks=vector)
-            task = npu.task(at * MS + 100 * US, (at + 1) * MS)
+            dtype = other if at % 2 else "FLOAT"
+            length = 900 * US if dtype == "FLOAT" else 277 * US
+            task = npu.task(at * MS + 100 * US, at * MS + 100 * US + length)
             texts = {"name": "MatMulV3_1", "opType": "MatMulV3", "taskType": "AI_CORE"}
             texts |= {"inputShapes": '"1024,8192;8192,4096"', "outputShapes": '"1024,4096"'}
-            texts |= {"inputDataTypes": "FLOAT;FLOAT", "outputDataTypes": "FLOAT"}
+            texts |= {"inputDataTypes": f"{dtype};{dtype}", "outputDataTypes": dtype}
             texts |= {"inputFormats": "ND;ND", "outputFormats": "ND", "hf32Eligible": hf32}
             row = {column: npu.text(text) for column, text in texts.items()}
             npu.row("COMPUTE_TASK_INFO", globalTaskId=task, blockNum=24, **row)
@@ -271,10 +275,19 @@ def write_matmuls(path: Path, *, hf32: str, vector: int = 48, mhz: int = 1800) -
 
 
 def test_cores_of_an_ambiguous_chip_follow_from_blocks_and_clock(tmp_path: Path) -> None:
-    """24 and 48 cores at 1800 MHz: 354 TFLOP/s, so bf16 takes 277 of 900 us at 70 % of that."""
+    """24 and 48 cores at 1800 MHz: 177 TFLOP/s in HF32, which takes 555 of 900 us at 70 % of it."""
     finding = findings_by_kind(write_matmuls(tmp_path / "run.db", hf32="NO"))["full_precision"]
-    assert "354 TFLOP/s" in finding.text
-    assert saving_ns(finding) == pytest.approx(20 * 623 * US, rel=0.01)
+    assert "177 TFLOP/s in HF32 (assumed: half of bf16)" in finding.text
+    assert "allow_hf32" in finding.advice
+    assert saving_ns(finding) == pytest.approx(20 * 345 * US, rel=0.01)
+
+
+def test_fp32_matmuls_among_others_in_bf16_cost_the_time_above_bf16(tmp_path: Path) -> None:
+    path = write_matmuls(tmp_path / "run.db", hf32="NO", other="DT_BF16")
+    finding = findings_by_kind(path)["full_precision"]
+    assert "354 TFLOP/s in bf16" in finding.text
+    # They would take as long as the others: 277 us.
+    assert saving_ns(finding) == pytest.approx(10 * 623 * US, rel=0.01)
 
 
 def test_operators_that_calculate_in_hf32_are_not_full_precision(tmp_path: Path) -> None:
@@ -337,3 +350,49 @@ def test_pairs_of_operators_are_no_chain_on_an_npu(
                 )
             at += (length + 1) * 20 * US
     assert ("unfused_elementwise" in findings_by_kind(tmp_path / "run.db")) is found
+
+
+# Tensors that each operator reads and writes, in units of 16-bit elements of one activation, and
+# those of one operator that computes all.
+BY_HAND = {
+    "RMSNorm": ("Cast 3, Pow 4, ReduceMean 2, Adds 0, Rsqrt 0, Mul 4, Cast 3, Mul 2", 2),
+    "RMSNorm in 16 bits": ("Square 2, ReduceMean 1, Adds 0, Rsqrt 0, Mul 2, Mul 2", 2),
+    "SwiGLU": ("SplitD 4, Swish 2, Mul 3", 3),
+    "SwiGLU of two slices": ("StridedSlice 2, Silu 2, StridedSlice 2, Mul 3", 3),
+    "rotary embedding": ("Neg 1, ConcatD 2, Mul 2, Mul 2, Add 3", 2),
+    "GELU": ("Pow 2, Muls 2, Add 3, Muls 2, Tanh 2, Adds 2, Muls 2, Mul 3", 2),
+    "GELU by the error function": ("RealDiv 2, Erf 2, Adds 2, Muls 2, Mul 3", 2),
+}
+
+
+def write_operators(path: Path, operators: str) -> tuple[Path, int]:
+    """Write operators 40 times, each after a matmul; return also their time in ns."""
+    with NpuRun(path) as npu:
+        at = 0
+        for _ in range(40):
+            for one in ("MatMulV3 10", *operators.split(", ")):
+                op_type, tensors = one.split()
+                length = 2 * US + int(tensors) * 20 * US
+                npu.operator(at, at + length, op_type=op_type, core="AI_VECTOR_CORE", blocks=40)
+                at += length
+    return path, at - 40 * 202 * US
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_operations_by_hand_cost_the_time_beyond_one_operator(tmp_path: Path, name: str) -> None:
+    operators, fused = BY_HAND[name]
+    path, total_ns = write_operators(tmp_path / "run.db", operators)
+    (finding,) = advice(path).findings
+    kind, *_ = name.lower().partition(" of ")[0].partition(" in ")[0].partition(" by ")
+    assert finding.kind == f"unfused_{kind.replace(' ', '_')}"
+    truth = total_ns - 40 * (2 * US + fused * 20 * US)
+    assert saving_ns(finding) == pytest.approx(truth, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    "operators",
+    ["RmsNorm 2", "SwiGlu 3", "Sigmoid 2, Mul 3", "Tanh 2, Mul 3", "Pow 2, ReduceMean 1", "Neg 2"],
+)
+def test_other_operators_are_no_operation_by_hand(tmp_path: Path, operators: str) -> None:
+    path, _ = write_operators(tmp_path / "run.db", operators)
+    assert advice(path).findings == ()

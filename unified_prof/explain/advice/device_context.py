@@ -31,12 +31,13 @@ from unified_prof.explain.advice.idle_segments import (
 from unified_prof.explain.schedule.selection import Selection
 from unified_prof.recording import names
 from unified_prof.recording.calls import KERNEL, UNKNOWN
-from unified_prof.recording.idle import LATE_NS
+from unified_prof.recording.idle import LATE_NS, LAUNCHED
 from unified_prof.recording.model import Evidence, Finding, Sureness
 from unified_prof.recording.python_frames import ADDRESS
 from unified_prof.recording.source import possible, recorded_facts
 from unified_prof.recording.task_order import ComputedColumn
 
+LAUNCH_GAP_NS = 10_000  # Longer gaps between kernels are not launch gaps of the device.
 WINDOW = 2 * BLOCK  # Labels of tasks looked up at a time.
 
 PARTS = 1_000_000  # Fractions are read from the database as integers in this unit.
@@ -216,6 +217,20 @@ class DeviceContext(AnalyzedTime):
         window = self.host_window if ahead else self.window
         return found[intervals.holding(window, framework.start_ns[found]) >= 0]
 
+    def launch_gaps(self, rows: Ints) -> tuple[int, Ints]:
+        """Return the host-bound time before some tasks, and the gap of a full queue before each."""
+        work, row = self.recording.work, self.tasks.row[rows]
+        selected, gap_ns = np.zeros(len(work), bool), np.zeros(len(work), np.int64)
+        selected[row] = True
+        host_bound_ns = 0
+        for idle, host_bound in self.host_bound_windows():
+            before = selected[idle.task] & (idle.task >= 0)
+            host_bound_ns += int(idle.length_ns[before & host_bound].sum())
+            gap = before & ~host_bound & (idle.reason == LAUNCHED)
+            gap &= idle.length_ns <= LAUNCH_GAP_NS
+            np.add.at(gap_ns, idle.task[gap], idle.length_ns[gap])
+        return host_bound_ns, gap_ns[row]
+
     def busy_ns(self, rows: Ints | Flags) -> int:
         """Return the time in which some tasks ran."""
         return self.clip(self.tasks.start_ns[rows], self.tasks.end_ns[rows]).total_ns
@@ -313,7 +328,7 @@ class DeviceContext(AnalyzedTime):
         return tuple(result)
 
     def mostly(self, rows: Ints, time_ns: NDArray[Any]) -> str:
-        """Name the operation and line that launched most of some tasks by time; empty if none did.
+        """Name the operation and the line that launched most of some tasks by time, if one did.
 
         Looks at the tasks at equally spaced parts of their total time.
         """
@@ -322,17 +337,20 @@ class DeviceContext(AnalyzedTime):
             return ""
         at = np.searchsorted(until, until[-1] * (np.arange(_SAMPLES) + 0.5) / _SAMPLES)
         tasks, count = np.unique(self.tasks.row[rows[at]], return_counts=True)
-        operations, lines = Counter[str](), Counter[tuple[str, str]]()
+        operations, at_lines = Counter[str](), Counter[tuple[str, str]]()
         for task, samples in zip(tasks.tolist(), count.tolist(), strict=True):
             name, line = self.recording.work.place(task)
             operations[name] += samples
-            lines[name, line or ""] += samples
+            at_lines[name, line or ""] += samples
         ((name, samples),) = operations.most_common(1)
         if samples < _MOST * _SAMPLES or len(name) > _MAX_NAME:
-            return ""
-        (((_, line), samples),) = lines.most_common(1)
+            name = ""
+        lines = Counter[str]()
+        for (operation, line), samples in at_lines.items():
+            lines[line] += samples * (name in ("", operation))
+        ((line, samples),) = lines.most_common(1)
         where = f" at {line.rpartition('/')[2]}" if line and samples >= _MOST * _SAMPLES else ""
-        return f"; mostly {name}{where}"
+        return f"; mostly {name}{where}".replace("  ", " ") if name or where else ""
 
     @cached_property
     def facts(self) -> dict[str, str]:

@@ -163,7 +163,7 @@ _CONVERSIONS = {
 
 def format_conversions(context: DeviceContext) -> Iterator[Cause]:
     """Find TransData, Cast and similar kernels on an NPU."""
-    selected = context.matches(context.operator, names.NPU_FORMAT_OPERATOR)
+    selected = context.matches(context.operator, names.NPU_FORMAT_OPERATOR) & ~context.explained
     limit = NAMED_PART * context.busy_ns(selected)
     rest, named = selected, []
     for operators, part in _CONVERSIONS.items():
@@ -218,6 +218,8 @@ MIN_OPERATION_NS = 20_000  # Shorter operations are dominated by launch and tail
 FULL_SHARE = 0.10  # Minimum share of kernel time of fp32 matmuls, convolutions and attention.
 # Alignment of inner dimensions for tensor cores, in elements.
 ALIGNED = {"fp16": 8, "bf16": 8, "fp8": 16, "int8": 16}
+
+_HALVES = ("bf16", "fp16")
 
 _SHAPE = re.compile(r"\[([\d,]+)\]")
 
@@ -332,6 +334,11 @@ def full_precision(context: DeviceContext) -> Iterator[Cause]:
         # The rate of an Ascend's cube in fp32 is not published.
         and (row.peak.name.startswith("fp32") if row.peak else device.cores is not None)
     ]
+    # A program without 16-bit products needs fp32 tensors: HF32 calculates with them.
+    mixed = any(
+        one.cost and one.cost.unit == "matrix" and one.cost.dtype in _HALVES for one in rows
+    )
+    low = (None if mixed else device.hf32()) or low
     fp32_ns = sum(row.total_ns for row in full)
     full_ns = max(fp32_ns - round(_hf32_share(context) * total_ns), 0)
     if low is None or low.uncertain or memory is None or not full:
@@ -342,7 +349,8 @@ def full_precision(context: DeviceContext) -> Iterator[Cause]:
     for row in full:
         assert row.cost is not None
         compute_ns = row.cost.flops / (MATRIX_TARGET * low.rate) * 1e9
-        memory_ns = row.cost.moved_bytes / 2 / (MEMORY_TARGET * memory.rate) * 1e9
+        moved = row.cost.moved_bytes / (2 if low.name in _HALVES else 1)
+        memory_ns = moved / (MEMORY_TARGET * memory.rate) * 1e9
         saved += max(0.0, row.total_ns - max(compute_ns, memory_ns))
     saved *= full_ns / fp32_ns
     yield context.finding(
@@ -387,7 +395,9 @@ def _full_precision_by_name(context: DeviceContext) -> Iterator[Cause]:
 def _lower_precision(device: Device) -> str:
     """Return what to try on a device, by the dtypes of its matrix units."""
     if device.cores is not None:
-        return "use autocast with bfloat16 or float16, or HF32 (torch.npu.matmul.allow_hf32)"
+        if device.hf32() is None:
+            return "use autocast with float16 and a GradScaler"
+        return "use HF32 (torch.npu.matmul.allow_hf32 = True), or autocast with bfloat16 or float16"
     if device.matrix("bf16") is None:
         return "use torch.autocast with float16 and a GradScaler"
     tf32 = ", or TF32: torch.set_float32_matmul_precision('high')" if device.matrix("tf32") else ""

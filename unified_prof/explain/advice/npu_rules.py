@@ -33,7 +33,7 @@ from unified_prof.explain.roofline.peaks import Device, known_devices
 from unified_prof.explain.schedule.selection import Selection
 from unified_prof.recording import names
 from unified_prof.recording.calls import KERNEL
-from unified_prof.recording.framework import NOT_ATTRIBUTED
+from unified_prof.recording.framework import BACKWARD, NOT_ATTRIBUTED
 from unified_prof.recording.idle import HOST, LAUNCHED, NOT_KNOWN, UNRECORDED
 from unified_prof.recording.model import Evidence
 
@@ -232,6 +232,69 @@ def lacks_cores(context: DeviceContext) -> str | None:
     if _cores(context)[0]:
         return None
     return f"{context.device}: number of cores unknown for this name in NPU_INFO"
+
+
+BACKWARD_PASSES = 1.5  # Tensors that gradients of an element-wise operation move, of those before.
+
+
+def unfused_operations(context: DeviceContext) -> Iterator[Cause]:
+    """Find operations that CANN computes in one operator, by the operators that compute them."""
+    tasks = context.tasks
+    rows = np.flatnonzero((tasks.kind == KERNEL) & ~context.in_optimizer & ~context.explained)
+    rows = rows[np.lexsort((tasks.start_ns[rows], tasks.stream[rows]))]
+    texts = context.recording.work.labels.texts
+    streams = [
+        (order, "".join(names.step_of_fusion(texts[one]) for one in context.operator[order]))
+        for order in np.split(rows, np.flatnonzero(np.diff(tasks.stream[rows])) + 1)
+    ]
+    for name, pattern, replacement, stays in names.FUSED_OPERATIONS:
+        places = [
+            order[slice(*match.span())]
+            for order, text in streams
+            for match in pattern.finditer(text)
+        ]
+        streams = [
+            (order, pattern.sub(lambda match: "." * len(match[0]), text)) for order, text in streams
+        ]
+        if not places:
+            continue
+        found, saved_ns = _without_parts(context, places, stays)
+        context.explained[found] = True
+        yield context.tasks_finding(
+            f"{name} by hand: {times(len(places))}, {plural(len(found), 'kernel')}, "
+            f"{percent(context.share(context.busy_ns(found)))} of the time",
+            found,
+            saved_ns,
+            kind=f"unfused_{name.lower().replace(' ', '_')}",
+            advice=f"use {replacement}: one operator moves less data",
+            sure="likely",
+            figures={"operation": name, "count": len(places), "kernels": len(found)},
+        )
+
+
+def _without_parts(
+    context: DeviceContext, places: list[Ints], stays: float
+) -> tuple[Ints, NDArray[np.float64]]:
+    """Return the kernels of operations and of their gradients, and what each saves if fused.
+
+    A share of the last kernel of each place stays, and in proportion to it of its gradients.
+    """
+    tasks, work = context.tasks, context.recording.work
+    share = np.zeros(len(tasks))
+    call, backward = np.full(len(tasks), -1), np.zeros(0, np.int64)
+    if context.recording.framework is not None:
+        call = work.launches.call[tasks.row]
+        backward = np.flatnonzero((work.launches.passes[tasks.row] == BACKWARD) & (call >= 0))
+    for rows in places:
+        share[rows] = 1.0
+        share[rows[-1]] -= stays
+        left_ns = BACKWARD_PASSES * stays * float(tasks.length_ns[rows[-1]])
+        again = backward[np.isin(call[backward], call[rows])]
+        again = again[share[again] == 0]
+        share[again] = max(1 - left_ns / max(float(tasks.length_ns[again].sum()), 1.0), 0.0)
+    rows = np.flatnonzero(share)
+    gap_ns = np.where(share[rows] == 1, context.launch_gaps(rows)[1], 0)
+    return rows, share[rows] * tasks.length_ns[rows] + gap_ns
 
 
 MIN_LENGTH, MAX_LENGTH = 3, 10  # Length of a sequence in kernels (MindStudio advisor's range).

@@ -22,7 +22,6 @@ from unified_prof.explain.schedule.selection import Selection
 from unified_prof.recording import names
 from unified_prof.recording.calls import KERNEL
 from unified_prof.recording.framework import FORWARD
-from unified_prof.recording.idle import LAUNCHED
 
 OPTIMIZER_SHARE = 0.05  # Minimum share of the time, kernels and idle time between them included.
 # Minimum kernels (or operations) per step; foreach and fused optimizers need a few dozen.
@@ -31,7 +30,6 @@ FUSED_SHARE = 0.5  # Share of multi-tensor kernels from which an optimizer count
 TRAFFIC_SHARE = 0.5  # Share of the traffic that fusion saves if the optimizer is not known.
 # Tensors that fused Adam reads or writes, and those of `addcdiv_`, its last operation.
 _FUSED_PASSES, _ADDCDIV_PASSES = 7, 4
-LAUNCH_GAP_NS = 10_000  # Longer gaps between kernels are not launch gaps of the device.
 _NPU_FUSED = "use torch_npu.optim.NpuFusedAdamW or another NpuFused optimizer"
 
 
@@ -110,18 +108,11 @@ def _launch_costs(
     context: DeviceContext, rows: Ints, removed: float | NDArray[np.floating]
 ) -> _LaunchCosts:
     """Return the costs of kernels of which a share is removed, apart from their tails."""
-    tasks, work = context.tasks, context.recording.work
-    launched = np.zeros(len(work), bool)
-    launched[tasks.row[rows]] = True
-    host_bound_ns, gap_ns = 0, np.zeros(len(work), np.int64)
-    for idle, host_bound in context.host_bound_windows():
-        before = launched[idle.task] & (idle.task >= 0)
-        gap = before & ~host_bound & (idle.reason == LAUNCHED) & (idle.length_ns <= LAUNCH_GAP_NS)
-        host_bound_ns += int(idle.length_ns[before & host_bound].sum())
-        np.add.at(gap_ns, idle.task[gap], idle.length_ns[gap])
+    tasks = context.tasks
+    host_bound_ns, gap_ns = context.launch_gaps(rows)
     length = tasks.length_ns[rows]
     tail = np.minimum(length, TAIL_NS)
-    saved_ns = tail + removed * (length - tail) + gap_ns[tasks.row[rows]]
+    saved_ns = tail + removed * (length - tail) + gap_ns
     return _LaunchCosts(context, rows, host_bound_ns, int(gap_ns.sum()), saved_ns)
 
 

@@ -165,6 +165,7 @@ RULES: tuple[Rule, ...] = (
     Rule(product_rules.avoidable_products, both(device, framework)),
     Rule(optimizer_rules.dense_embedding),
     Rule(kernel_rules.fills),
+    Rule(npu_rules.unfused_operations, only="NPU"),
     Rule(kernel_rules.format_conversions),
     Rule(kernel_rules.unfused_attention),
     Rule(kernel_rules.recomputation, framework),

@@ -77,6 +77,11 @@ class Device:
             return Peak("vector", rate, uncertain=size == 1)
         return self._rate("fp64" if dtype in ("fp64", "complex128") else "fp32")
 
+    def hf32(self) -> Peak | None:
+        """Return the peak of an Ascend's cube in HF32, or None; half of bf16 is an assumption."""
+        low = self.matrix("bf16") if self.vector_cores is not None else None
+        return None if low is None else Peak("HF32 (assumed: half of bf16)", low.rate / 2)
+
     def memory_peak(self) -> Peak | None:
         """Return the memory bandwidth, or None."""
         if self.memory is None:
