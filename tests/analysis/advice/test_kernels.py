@@ -41,7 +41,8 @@ def test_copies_by_kernels_cost_their_time(tmp_path: Path) -> None:
     [
         (["to 12"] * 7 + ["contiguous 12"] * 3, "; mostly aten::to at train.py:12; saves"),
         (["to 12"] * 5 + ["to 13"] * 5, "; mostly aten::to; saves"),
-        (["to 12"] * 5 + ["contiguous 12"] * 5, " of kernel time; saves"),
+        (["to 12"] * 5 + ["contiguous 12"] * 5, "; mostly at train.py:12; saves"),
+        (["to 12"] * 5 + ["contiguous 13"] * 5, " of kernel time; saves"),
     ],
 )
 def test_operation_and_line_with_most_of_the_time_are_named(

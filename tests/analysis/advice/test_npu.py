@@ -335,8 +335,8 @@ def test_operators_on_ai_cpus_are_no_chain_of_element_wise_kernels(tmp_path: Pat
     assert [*findings_by_kind(tmp_path / "run.db")] == ["ai_cpu", "format_conversions"]
 
 
-@pytest.mark.parametrize(("length", "found"), [(2, False), (3, True)])
-def test_pairs_of_operators_are_no_chain_on_an_npu(
+@pytest.mark.parametrize(("length", "found"), [(2, False), (3, True), (20, False)])
+def test_pairs_and_loops_of_operators_are_no_chain_on_an_npu(
     tmp_path: Path, length: int, found: bool
 ) -> None:
     with NpuRun(tmp_path / "run.db") as npu:

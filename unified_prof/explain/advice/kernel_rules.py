@@ -519,9 +519,10 @@ def recomputation(context: DeviceContext) -> Iterator[Cause]:
 # Minimum share of kernel time of memory-bound kernels that torch.compile could fuse.
 ELEMENTWISE_SHARE = 0.20
 FUSION_SAVING = 0.05  # Minimum saving: of few chains, compilers fuse only a part.
-# On an NPU, or if fewer kernels are fusible, only chains of so many kernels count; on a GPU, from
-# this share of kernel time. Casts are part of such chains.
+# On an NPU, or if fewer kernels are fusible, only chains of so many kernels count, from this share
+# of kernel time. Casts are part of such chains.
 LONG_CHAIN, LONG_CHAINS_SHARE = 3, 0.05
+MIN_LOOP = 12  # Minimum runs of one operation that are a loop over tensors, not a chain.
 _FUSIBLE = names.ELEMENT_WISE, names.CAST, names.REDUCTION, names.NORMALISATION
 
 
@@ -546,16 +547,21 @@ def unfused_elementwise(context: DeviceContext) -> Iterator[Cause]:
     # Operators of CANN fuse more: pairs of them are rarely one operator.
     if context.is_npu or tasks.length_ns[rows].sum() < ELEMENTWISE_SHARE * kernel_ns:
         rows, chain = rows[count >= LONG_CHAIN], chain[count >= LONG_CHAIN]
-    chain = np.unique(chain, return_inverse=True)[1]
+    # The same operation again and again is a loop over tensors.
+    new = (np.diff(context.operator[rows], prepend=-2) != 0) | (np.diff(chain, prepend=-1) != 0)
+    run = np.cumsum(new) - 1
+    several = np.bincount(run)[run] < MIN_LOOP if len(rows) else np.zeros(0, bool)
+    rows, chain = rows[several], np.unique(chain[several], return_inverse=True)[1]
     length = tasks.length_ns[rows]
     share = int(length.sum()) / kernel_ns if kernel_ns else 0.0
-    if share < (ELEMENTWISE_SHARE if context.is_npu else LONG_CHAINS_SHARE):
+    if share < LONG_CHAINS_SHARE:
         return
     # The longest kernel of each chain stays, or half of it.
     first = np.lexsort((np.arange(len(rows)), -length, chain))
     stays = first[np.append(True, np.diff(chain[first]) != 0)]
     saved_ns = length.astype(np.float64)
     saved_ns[stays] *= np.where(np.bincount(chain, casts[rows])[chain[stays]] > 0, 0.5, 0.0)
+    saved_ns += np.where(saved_ns == length, context.launch_gaps(rows)[1], 0)
     lost = np.flatnonzero(saved_ns)
     context.explained[rows[lost]] = True
     yield context.tasks_finding(

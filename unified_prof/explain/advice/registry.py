@@ -169,7 +169,6 @@ RULES: tuple[Rule, ...] = (
     Rule(kernel_rules.format_conversions),
     Rule(kernel_rules.unfused_attention),
     Rule(kernel_rules.recomputation, framework),
-    Rule(npu_rules.fusible_sequences, only="NPU"),
     Rule(memory_rules.slow_steps, steps, cheap=True),
     Rule(memory_rules.steps_grow, steps, cheap=True),
     Rule(npu_rules.frequency_drop, _CLOCKS, only="NPU"),
