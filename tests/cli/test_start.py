@@ -9,11 +9,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from tests.analysis.builders import memory_report, run_time_report
 from tests.pipeline.test_sources import kineto, prof
 from tests.processes import python
 from unified_prof.base import process_tuning
+from unified_prof.cli import app
 
 pytestmark = pytest.mark.fresh_interpreter
 
@@ -164,3 +166,13 @@ def last_line(command: tuple[str, ...], folder: Path, before: str, after: str) -
     )
     done = python("-c", code, cwd=folder, check=True)
     return done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(("command", "runs_a_program"), [("run", True), ("report", False)])
+def test_a_program_has_its_own_garbage_collection(
+    command: str, runs_a_program: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    restored: list[bool] = []
+    monkeypatch.setattr(app, "restore_garbage_collection", lambda: restored.append(True))
+    assert CliRunner().invoke(app.app, [command, "--help"]).exit_code == 0
+    assert restored == [True] * runs_a_program

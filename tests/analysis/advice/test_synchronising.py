@@ -86,6 +86,20 @@ def test_synchronization_after_every_launch_is_a_blocking_mode(tmp_path: Path) -
     assert [one.kind for one in advice(tmp_path / "run.db").findings] == ["blocking_launches"]
 
 
+@pytest.mark.parametrize(("reads", "is_mode"), [(20, True), (30, False)])
+def test_synchronizations_that_mostly_read_results_are_no_blocking_mode(
+    tmp_path: Path, reads: int, is_mode: bool
+) -> None:
+    with FaultyRun(tmp_path / "run.db") as run:
+        for at in range(50):
+            begin = at * 100 * US
+            run.kernel(begin + 5 * US, begin + 60 * US, launched=begin)
+            run.api(begin + 3 * US, begin + 62 * US, "aclrtSynchronizeStream")
+            if at < reads:
+                run.call(begin + 2 * US, begin + 63 * US, "aten::item")
+    assert ("blocking_launches" in findings_by_kind(tmp_path / "run.db")) == is_mode
+
+
 def test_synchronization_after_few_launches_is_no_blocking_mode(tmp_path: Path) -> None:
     with FaultyRun(tmp_path / "run.db") as run:
         for at in range(50):
