@@ -97,8 +97,10 @@ def skyline() -> None:
 
 
 def msprof() -> None:
-    """Write a database of one training step, and one of six steps."""
-    training_step(Path("step.db"))
+    """Write databases of one training step, two of them in a directory, and one of six steps."""
+    Path("two").mkdir()
+    for path in ("step.db", "two/a.db", "two/b.db"):
+        training_step(Path(path))
     with Device(Path("run.db")) as device:
         for step in range(6):
             begin = 100_000 * step
