@@ -10,6 +10,7 @@ import pytest
 
 from tests.cluster.simulated_run import Plan, partials_of, simulate
 from tests.sql import execute
+from unified_prof.cluster import summary_rows
 from unified_prof.cluster.rank_partial import Partial, PartialSource, UnreadableRecording
 from unified_prof.cluster.summary import RunSummary, summarize_run
 from unified_prof.errors import StoreError
@@ -168,3 +169,26 @@ def test_parallelism_of_unnamed_groups_is_inferred_from_the_distance_of_their_ra
     found = partials_of(simulate(Plan()))
     places = [summarize_run(ranks).tables["RANK"] for ranks in (found, [*map(unnamed, found)])]
     assert places[0] == places[1]
+
+
+def test_operations_beyond_the_limits_are_combined(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(summary_rows, "_MAX_OPERATIONS", 2)
+    monkeypatch.setattr(summary_rows, "_MAX_WITH_MODULE", 2)
+    cells = {  # calls, total, shortest, longest
+        ("add", ""): [1, 50, 50, 50],
+        ("mm", "a"): [2, 40, 10, 30],
+        ("mm", "b"): [3, 30, 5, 20],
+        ("gelu", "b"): [1, 60, 60, 60],
+        ("mm", "c"): [4, 20, 4, 9],
+        ("mm", "d"): [1, 10, 10, 10],
+        ("norm", "a"): [1, 55, 55, 55],
+    }
+    # By kind: mm 100, gelu 60, norm 55, add 50; by module among mm and gelu: gelu in b, mm in a.
+    assert summary_rows._longest(dict(cells)) == {
+        ("(others)", ""): [2, 105, 50, 55],
+        ("mm", "a"): [2, 40, 10, 30],
+        ("mm", ""): [8, 60, 4, 20],
+        ("gelu", "b"): [1, 60, 60, 60],
+    }
+    few = {key: cells[key] for key in [*cells][:2]}
+    assert summary_rows._longest(few) == few

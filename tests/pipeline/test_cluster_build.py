@@ -283,6 +283,13 @@ def test_unreadable_rank_is_reported_and_the_others_are_read(
     assert again == type(again)(**{**fields(outcome), "new": 0, "already": True})
 
 
+def test_second_damaged_file_of_a_rank_has_no_rank(run: Path, target: str) -> None:
+    cut(run / "rank2.db")
+    (run / "copy").mkdir()
+    shutil.copy(run / "rank2.db", run / "copy" / "rank2.db")
+    assert [one.rank for one in build([str(run)], target).unread] == [2, None]
+
+
 def test_databases_of_other_tools_are_no_ranks(run: Path, target: str) -> None:
     connection = sqlite3.connect(run / "experiments.db")
     connection.execute("CREATE TABLE runs (name)")

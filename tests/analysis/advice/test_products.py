@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.analysis.advice.faulty_runs import US, FaultyRun, findings_by_kind, saving_ns
+from unified_prof.explain.advice import product_rules
 from unified_prof.recording.model import Finding
 
 Op = tuple[str, str, int]
@@ -163,3 +164,37 @@ def test_sequences_that_grow_by_one_position_are_computed_again(tmp_path: Path) 
 )
 def test_other_sequences_are_not_computed_again(tmp_path: Path, lengths: list[int]) -> None:
     assert "no_kv_cache" not in findings_of(tmp_path / "run.db", *generation(lengths))
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes", "expected"),
+    [  # batch, rows, inner, columns
+        ("aten::mm", [(3, 4), (4, 5)], (1, 3, 4, 5)),
+        ("aten::addmm", [(5,), (3, 4), (4, 5)], (1, 3, 4, 5)),
+        ("aten::linear", [(2, 3, 4), (5, 4), (5,)], (1, 6, 4, 5)),
+        ("aten::matmul", [(2, 3, 4), (4, 5)], (1, 6, 4, 5)),
+        ("aten::matmul", [(7, 2, 3, 4), (7, 2, 4, 5)], (14, 3, 4, 5)),
+        ("aten::bmm", [(2, 3, 4), (2, 4, 5)], (2, 3, 4, 5)),
+        ("aten::mm", [(3, 4), (5, 4)], None),  # inner sizes differ
+        ("aten::mv", [(3, 4), (4,)], None),
+        ("aten::add", [(3, 4), (4, 5)], None),
+    ],
+)
+def test_products_have_the_sizes_of_their_last_two_matrices(
+    name: str, shapes: list[tuple[int, ...]], expected: tuple[int, ...] | None
+) -> None:
+    assert product_rules._Product.from_shapes(name, shapes) == expected
+
+
+@pytest.mark.parametrize(
+    ("sizes", "work"),
+    [
+        ((1, 240, 240, 240), 3 * 240 * 240),  # two factors and the result
+        ((2, 1200, 1200, 1200), 2 * 10 * 1200 * 1200),
+        ((1, 10, 1, 20), 10 + 20 + 200),
+    ],
+)
+def test_work_of_a_product_is_limited_by_flops_or_bytes(
+    sizes: tuple[int, int, int, int], work: float
+) -> None:
+    assert product_rules._Product(*sizes).work == work

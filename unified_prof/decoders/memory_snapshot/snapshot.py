@@ -68,10 +68,8 @@ def totals_before(history: list[dict[Any, Any]], segments: list[dict[Any, Any]])
     lowest, running = [0, 0, 0], [0, 0, 0]
     for entry in history:
         action = entry.get("action")
-        size = integer_or(entry.get("size"), NONE)
-        if not isinstance(action, str) or action not in CHANGES or size < 0:
-            continue
-        for at, sign in enumerate(CHANGES[action]):
+        size = max(0, integer_or(entry.get("size"), 0))
+        for at, sign in enumerate(CHANGES.get(action, ()) if isinstance(action, str) else ()):
             running[at] += sign * size
             lowest[at] = min(lowest[at], running[at])
     # If the final state is missing or contradicts the history, totals still never fall below 0.
