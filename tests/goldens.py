@@ -252,8 +252,17 @@ def errors() -> None:
         ("cluster.sqlite", b""),
     ):
         Path(name).write_bytes(content)
-    with closing(sqlite3.connect("table.db")) as db, db:
-        db.execute("CREATE TABLE shopping (item TEXT)")
+    for name, statement in (
+        ("table.db", "CREATE TABLE shopping (item TEXT)"),
+        ("newer.db", "UPDATE META_DATA SET value = '9.9.9' WHERE name = 'SCHEMA_VERSION'"),
+        ("more.db", "ALTER TABLE TASK ADD COLUMN taste TEXT"),
+        ("renamed.db", "ALTER TABLE COMPUTE_TASK_INFO RENAME COLUMN opType TO kind"),
+        ("views.db", "CREATE VIEW COMMUNICATION_OPS AS SELECT * FROM TASK"),
+    ):
+        if name != "table.db":
+            Path(name).write_bytes(Path("step.db").read_bytes())
+        with closing(sqlite3.connect(name)) as db, db:
+            db.execute(statement)
 
 
 def ascend_pt() -> None:
