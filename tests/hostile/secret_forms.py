@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 ALPHANUMERIC = string.ascii_letters + string.digits
 HEX = "0123456789abcdef"
+PIECE = 8  # Characters of a secret that may not be shown together.
 
 # Prefix, number and kind of the characters after it.
 _SHAPES_OF_SERVICES = """
@@ -83,7 +84,8 @@ class Form:
     def pieces(self) -> list[bytes]:
         """Parts of the secret, none of which may be shown."""
         random_part = self.secret[-24:]
-        return [random_part[at : at + 8].encode() for at in range(0, len(random_part) - 7, 8)]
+        begins = range(0, len(random_part) - PIECE + 1, PIECE)
+        return [random_part[at : at + PIECE].encode() for at in begins]
 
 
 def service_tokens(chance: random.Random) -> list[str]:
