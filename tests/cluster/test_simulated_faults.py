@@ -32,6 +32,7 @@ def summary(scenario: Scenario, folder: Path) -> tuple[RunSummary, Run]:
 
 
 HEALTHY = {
+    "device_spread_of_8": Scenario(scheme="fsdp", dp=1, seed=10),
     "megatron": Scenario(),
     "fsdp": Scenario(scheme="fsdp"),
     "hsdp": Scenario(scheme="hsdp", seed=1),
@@ -42,7 +43,6 @@ HEALTHY = {
     "absent_ranks": Scenario(absent=(3, 11)),
     "late_recording": Scenario(begins={3: 2}),
     "device_spread": Scenario(tp=1, pp=8, seed=10),
-    "device_spread_of_8": Scenario(scheme="fsdp", dp=1, seed=10),
     "eight_adapters": Scenario(scheme="fsdp", per_host=8),
     # Ranks 2 and 3 get longer sequences by chance.
     "sequence_lengths": Scenario(
@@ -196,7 +196,7 @@ FAULTS: dict[str, tuple[Any, ...]] = {
     ),
 }
 # The rules have quick tests in test_findings.py; these try them on traces of each scheme.
-QUICK = ("link",)
+QUICK = ("kernel_of_8",)
 
 
 @pytest.mark.parametrize(
