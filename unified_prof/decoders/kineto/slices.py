@@ -30,7 +30,10 @@ MAX_OUTSIDE_BYTES = 64 << 20
 _ARRAY_START = re.compile(rb'"traceEvents"\s*:\s*\[')
 _NEXT_EVENT = re.compile(rb",\s*\{")
 _EVENT_KEYS = rb'"(?:ph|cat|name|pid|tid|ts|id|s)"\s*:'
-_BETWEEN_EVENTS = re.compile(rb"(?<=\})\s*,\s*(?=\{\s*" + _EVENT_KEYS + rb")")
+_COMMA_AND_EVENT = rb"\s*,\s*(?=\{\s*" + _EVENT_KEYS + rb")"
+_BETWEEN_EVENTS = re.compile(rb"(?<=\})" + _COMMA_AND_EVENT)
+# The same from the brace on: a first character is searched ten times faster than a condition.
+_EVENT_END = re.compile(rb"\}" + _COMMA_AND_EVENT)
 _STRING_OR_NOT_A_NUMBER = re.compile(
     rb'"(?:[^"\\]|\\.)*"|[-+]?\b(?:nan|inf|infinity)\b(?:\([^)]*\))?', re.IGNORECASE | re.DOTALL
 )
@@ -252,7 +255,7 @@ class TraceReader:
             events = _decode_list(text.removesuffix(b",")) if text else []
         except _FAILED:
             self.cut_off = True
-            last = _last_match_start(_BETWEEN_EVENTS, text) or 0
+            last = _last_event_end(text) or 0
             self.skipped_bytes += len(text) - last
             return self._decode_pieces(text[:last]) if last else []
         # A list of events needs no closing bracket: programs append to it until they are killed.
@@ -293,7 +296,7 @@ class TraceReader:
             self._count("repaired_slice", 1, f"bytes {self.position} to {self.position + cut}")
             return events, cut
         # The keys after the last event are decoded by `_leave_array`.
-        last = _last_match_start(_BETWEEN_EVENTS, buffer)
+        last = _last_event_end(buffer)
         if last is None or len(buffer) < self._slice_bytes:
             return [], 0
         return self._decode_pieces(bytes(buffer[1:last])), buffer.index(b",", last)
@@ -373,7 +376,7 @@ def _closing_brackets(text: bytes) -> Iterator[int]:
 
 def _ends_within_event(text: bytes) -> bool:
     """Return True if the text after the last complete event is an incomplete event."""
-    last = _last_match_start(_BETWEEN_EVENTS, text)
+    last = _last_event_end(text)
     begun = text if last is None else text[last:].lstrip(b", \t\r\n")
     try:
         msgspec.json.decode(begun)
@@ -442,8 +445,9 @@ def _repair(text: bytes) -> bytes:
     return _STRING_OR_NOT_A_NUMBER.sub(lambda m: m[0] if m[0].startswith(b'"') else b"null", text)
 
 
-def _last_match_start(pattern: re.Pattern[bytes], text: bytes | bytearray) -> int | None:
+def _last_event_end(text: bytes | bytearray) -> int | None:
+    """Return the offset after the last event that another one follows."""
     last = None
-    for match in pattern.finditer(text):
-        last = match.start()
+    for match in _EVENT_END.finditer(text):
+        last = match.start() + 1
     return last
