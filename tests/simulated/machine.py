@@ -56,6 +56,10 @@ class Settings:
     launch_blocking: bool = False
     ranks: int = 1
     host_scale: float = 1.0  # Factor of launch overhead.
+    sequences: bool = True  # Sequence numbers are recorded.
+    python: bool = True  # Python functions are recorded (with_stack).
+    slow_clock: float = 1.0  # Factor of computation while power is capped.
+    capped_us: float = 0.0  # Length of times with capped power, and of those between them.
     peer_scale: float = 1.0  # Time of the stage before this one, in times of this one.
 
 
@@ -84,7 +88,7 @@ class Machine:
         self.marks: dict[str, float] = {}  # Time of each event.
         self.pending: deque[float] = deque()
         self.events: list[dict[str, Any]] = []
-        self.forward: dict[str, tuple[int, float]] = {}  # Sequence numbers, and their begin.
+        self.forward: dict[str, tuple[int, int, float]] = {}  # Sequence number, thread, begin.
         self.peer = EPOCH_US  # When the stage before this one is idle.
         self.spans: dict[tuple[int, int], list[float]] = {}  # Of annotations on streams.
         self.ids = dict.fromkeys(("correlation", "External id", "Python id", "sequence"), 0)
@@ -128,6 +132,8 @@ class Machine:
         Operations within each other are separated by ` > `; the last has the details. An operation
         with a key has a sequence number that later ones with this key, of its backward pass, share.
         """
+        if not self.settings.sequences and name.startswith("autograd::engine"):
+            name = name.partition(" > ")[2]
         name, _, inner = name.partition(" > ")
         thread, args, begin = self.thread, {} if inner else dict(details), self.thread.now
         kind = "Python id" if category == "python_function" else "External id"
@@ -136,14 +142,14 @@ class Machine:
             args |= {"Python parent id": thread.innermost(category), kind: number}
         elif number:
             args |= {kind: number, "Record function id": 0}
-        if key:
-            is_backward = thread.id == AUTOGRAD
+        if key and self.settings.sequences:
+            is_backward = "Backward" in name
             if not is_backward:
-                self.forward[key] = self._id("sequence"), begin
-            sequence, at = self.forward[key]
+                self.forward[key] = self._id("sequence"), thread.id, begin
+            sequence, forward, at = self.forward[key]
             args |= {"Sequence number": sequence, "Fwd thread id": int(is_backward)}
             if is_backward and not name.startswith("autograd::"):
-                self._flow("fwdbwd", sequence, (MAIN, MAIN, at), (MAIN, thread.id, begin))
+                self._flow("fwdbwd", sequence, (MAIN, forward, at), (MAIN, thread.id, begin))
         thread.ranges.append((category, number))
         self.work(0.6 if category == "python_function" else 2.5)
         if inner:
@@ -257,6 +263,9 @@ class Machine:
         """Put a task on its stream and return its end."""
         stream, launched, correlation, start = placed
         start = max(start, self.tails.get(stream, 0.0) + NEXT_TASK_US)
+        capped_us = self.settings.capped_us
+        if capped_us and stream == COMPUTE and (start - EPOCH_US) // capped_us % 2:
+            us *= self.settings.slow_clock
         end = self.tails[stream] = max(start + us, until)
         self.pending.append(end)
         self.step_end = max(self.step_end, end)
@@ -278,6 +287,8 @@ class Machine:
 
     def _event(self, named: Named, place: int, begin: float, end: float, args: Args) -> None:
         category, name = named
+        if category == "python_function" and not self.settings.python:
+            return
         pid = 0 if category.startswith(("gpu_", "kernel")) else MAIN
         event = {"ph": "X", "cat": category, "name": name, "pid": pid, "tid": place, "args": args}
         self.events.append({**event, "ts": round(begin, 3), "dur": round(end - begin, 3)})

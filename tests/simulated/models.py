@@ -6,6 +6,7 @@ Kernel times follow from FLOPs and bytes at the rates that an H100 reaches.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import prod
 from typing import NamedTuple
@@ -56,6 +57,8 @@ class Model:
     samples: int = 0  # Positions whose next token is chosen.
     logits_of_all: bool = True  # Logits of all positions, not only of these.
     adapter: str = ""  # Low-rank adapter: "x (A B)" or "(x A) B".
+    checkpoint: str = ""  # Layers are computed again: within "CheckpointFunction", or "hook".
+    masks: str = ""  # A chain at the start of the step.
 
     @property
     def parameters(self) -> int:
@@ -196,7 +199,14 @@ def chain(model: Model, name: str, t: int) -> list[Op]:
     """Return the operations of a chain in the table, on tensors of a unit of the model."""
     scores = t * CONTEXT
     units = {"hidden": t * model.width, "logits": t * model.vocabulary, "scores": scores}
-    units |= {"mask": CONTEXT**2, "rows": t, "cache": 256 * t * model.width, "weight": 1 << 22}
+    units |= {
+        "mask": CONTEXT**2,
+        "rows": t,
+        "cache": 256 * t * model.width,
+        "weight": 1 << 22,
+        "check": 1 << 26,
+        "square": 1 << 27,
+    }
     return [
         pointwise(path, float(units[unit]), dtype, tensors, kernel)
         for path, unit, dtype, tensors, kernel in CHAINS.get(name, [])
@@ -276,16 +286,18 @@ def optimize(machine: Machine, model: Model) -> None:
     """Run the optimizer's step."""
     head = model.vocabulary * model.width * (model.kind == "attention")
     size = float(model.parameters * model.layers + head)
-    ops = [pointwise("aten::_fused_adamw_", size / 4, "fp32", 7, KERNELS["adam"])] * 4
-    if model.optimizer != "fused":
-        is_loop = model.optimizer == "loop"
+    rule, _, how = model.optimizer.rpartition(" ")
+    passes = {"": 7, "sgd": 5, "lion": 5}[rule]  # Tensors that one kernel reads or writes.
+    ops = [pointwise("aten::_fused_adamw_", size / 4, "fp32", passes, KERNELS["adam"])] * 4
+    if how != "fused":
+        is_loop = how == "loop"
         tensors = model.tensors if is_loop else 4
         kernel, prefix = ("", "") if is_loop else (KERNELS["foreach"], "_foreach_")
         ops = [
             pointwise(f"aten::{prefix}{name}", size / tensors, "fp32", n, kernel)
-            for name, n in CHAINS["adam"]
+            for name, n in CHAINS[rule or "adam"]
         ] * tensors
-    with machine.range("Optimizer.step#AdamW.step", "user_annotation"):
+    with machine.range(f"Optimizer.step#{rule.title() or 'AdamW'}.step", "user_annotation"):
         for op in ops:
             machine.work(1.5)
             op.run(machine)
@@ -347,6 +359,8 @@ def run_step(machine: Machine, model: Model, added: Mapping[str, str]) -> None:
         pipeline(machine, model)
         optimize(machine, model)
         return
+    for op in chain(model, model.masks, model.tokens):
+        op.run(machine)
     groups = [[*layer(model)] for _ in range(model.layers)]
     if model.kind == "attention":
         t, v = model.tokens, model.vocabulary
@@ -429,16 +443,42 @@ def pipeline(machine: Machine, model: Model) -> None:
     machine.peer += 500.0
 
 
+def node_of(name: str) -> str:
+    """Return the ranges of the backward pass of an operation."""
+    node = name.removeprefix("aten::").strip("_").title() + "Backward0"
+    return f"autograd::engine::evaluate_function: {node} > {node}"
+
+
+@contextmanager
+def recompute(machine: Machine, how: str, number: int, ops: list[Op]) -> Iterator[None]:
+    """Compute a layer again as activation checkpointing does, before its backward pass."""
+    if how == "CheckpointFunction":  # A node in which the backward pass of the layer runs.
+        node = f"{how}Backward"
+        with machine.range(f"autograd::engine::evaluate_function: {node} > {node}"):
+            for index, op in enumerate(ops):
+                op.run(machine, f"again {number}.{index}")
+            yield
+        return
+    if how == "hook":  # The first node of the layer that needs a saved tensor runs the hook.
+        with machine.range(node_of(ops[-1].name), key=f"{number}.{len(ops) - 1}"):
+            frame = "torch/utils/checkpoint.py(1557): recompute_fn"
+            with machine.range(frame, "python_function"):
+                for op in ops:
+                    op.run(machine)
+    yield
+
+
 def backward(machine: Machine, model: Model, groups: list[list[Op]]) -> None:
     """Run the backward pass on its thread."""
     with machine.on_thread(AUTOGRAD):
         for number, ops in reversed([*enumerate(groups)]):
-            for index, op in reversed([*enumerate(ops)]):
-                node = op.name.removeprefix("aten::").strip("_").title() + "Backward0"
-                path = f"autograd::engine::evaluate_function: {node} > {node}"
-                with machine.range(path, key=f"{number}.{index}"):
-                    for gradient in op.gradients():
-                        gradient.run(machine)
+            again = model.checkpoint * (number < model.layers)
+            prefix = "again " if again == "CheckpointFunction" else ""
+            with recompute(machine, again, number, ops):
+                for index, op in reversed([*enumerate(ops)]):
+                    with machine.range(node_of(op.name), key=f"{prefix}{number}.{index}"):
+                        for gradient in op.gradients():
+                            gradient.run(machine)
             if model.zeroes_gradients and number < model.layers:
                 node = "torch::autograd::AccumulateGrad"
                 path = f"autograd::engine::evaluate_function: {node} > {node}"

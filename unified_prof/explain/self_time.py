@@ -262,7 +262,8 @@ class CallTree:
         return rows
 
 
-_REENTRANT, _ENGINE = "CheckpointFunctionBackward", "autograd::engine::evaluate_function"
+_REENTRANT = "CheckpointFunctionBackward"
+_NODE = re.compile(r"autograd::engine::evaluate_function|.*(?:Backward\d*|AccumulateGrad)$")
 _RECOMPUTE = "torch/utils/checkpoint.py({}): recompute_fn"
 
 
@@ -270,20 +271,25 @@ def recomputed(framework: Framework, ranges: Ints) -> Bools:
     """Return a mask of calls that activation checkpointing repeats.
 
     Reentrant checkpoints are an operation, which also runs a backward pass; others are a Python
-    function.
+    function. Without Python functions, layers that run within the node of another operation, and
+    what precedes them there, are repeated.
     """
     again = np.zeros(len(framework), bool)
     again[framework.called_through("%" + _RECOMPUTE.format("%"))] = True
     frame = re.compile(re.escape(_RECOMPUTE).replace(r"\{\}", r"\d+") + "$")
-    marks = framework.matching(lambda text: text == _REENTRANT or bool(frame.search(text)))
-    result: Bools = again[ranges]
-    if not len(marks):
-        return result
-    marked, among = np.zeros((2, len(framework)), bool)
-    marked[marks] = among[marks] = True
-    among[framework.matching(lambda text: text.startswith(_ENGINE))] = True
-    nearest = framework.around(ranges, among)
-    result |= (nearest != NONE) & marked[nearest]
+    marked, among, layers = np.zeros((3, len(framework)), bool)
+    marked[framework.matching(lambda text: text == _REENTRANT or bool(frame.search(text)))] = True
+    among[framework.matching(lambda text: _NODE.match(text) is not None)] = True
+    nearest = framework.around(ranges, marked | among)
+    inside = nearest != NONE
+    result: Bools = again[ranges] | inside & marked[nearest]
+    layers[framework.matching(names.LAYER)] = True
+    layer = inside & layers[ranges]
+    layers[framework.matching(names.PRODUCT)] = True
+    layer = layers[ranges] & np.isin(nearest, nearest[layer])
+    until = np.zeros(len(framework), np.int64)
+    np.maximum.at(until, nearest[layer], framework.end_ns[ranges[layer]])
+    result |= inside & (framework.start_ns[ranges] < until[nearest])
     return result
 
 

@@ -149,6 +149,27 @@ UPDATES_EMBEDDING: Final = Words("embedding_(?:bag_)?dense_backward embedding_(?
 SUMS_GRADIENTS: Final = Words(r"gamma_?beta ^aten_sum$")
 FUSED_ADAM: Final = Words("fused_(?:optimizer_)?adam")
 FILL_OPERATION: Final = Words("^aten_(?:zero|fill|zeros|zeros_like|ones|full)$ ^zeros_like$ ^fill$")
+# Comparisons, and norms, whose results programs read; and sums of these.
+CHECK: Final = Words(
+    r"^aten_(?:is\w+|any|all|eq|ne|lt|le|gt|ge|equal|allclose|logical_\w+|bitwise_\w+|"
+    r"count_nonzero)$ ^aten_(?:linalg_)?(?:vector_)?norm$"
+)
+SUM: Final = Words("^aten_(?:sum|mean|max|min|amax|to|to_copy|copy)$")
+# Operations that no backward pass runs, but to compute activations again.
+LAYER: Final = Words(
+    "^aten_(?:layer_norm|batch_norm|dropout|gelu|silu|scaled_dot_product_attention)$"
+)
+SECOND_MOMENT: Final = Words("r?sqrt addcdiv")
+# Operations that build masks: those that create values, those that fill, and others between them.
+TRIANGLE: Final = Words("^aten_tri[lu]$")
+CREATES_MASK: Final = Words(
+    r"^aten_(?:full|ones|zeros|arange|eq|ne|lt|le|gt|ge|rsub)(?:_like)?$ ^aten_logical_\w+$"
+)
+FILLS_MASK: Final = Words(r"^aten_(?:masked_fill|where|logical_\w+)$")
+BUILDS_MASK: Final = Words(
+    r"^aten_(?:full|ones|zeros|arange|eq|ne|lt|le|gt|ge|rsub|to|to_copy|copy|clone|contiguous|"
+    r"tri[lu]|masked_fill|where|(?:bitwise|logical)_\w+|fill|zero)(?:_like)?$"
+)
 PRODUCT: Final = Words("^aten_(?:addmm|mm|bmm|baddbmm|matmul|linear)$")
 SCALES: Final = Words("^aten_(?:mul|div|tanh|to|to_copy|copy|contiguous|clone)$")
 SELECTS_ROWS: Final = Words("^aten_index(?:_select)?$")

@@ -183,6 +183,15 @@ class DeviceContext(AnalyzedTime):
         share[self.tasks.row[rows]] = 1 if saved_ns is None else np.maximum(saved_ns, 0) / length
         return Selection(work=share)
 
+    def removal(self, rows: Ints) -> Selection:
+        """Return the change without some tasks, and without operations that launch no others."""
+        framework, change = self.recording.framework, self.saving(rows)
+        if framework is None or not len(rows):
+            return change
+        calls = framework.outermost(self.recording.work.connection[self.tasks.row])
+        rest = np.delete(calls, rows)
+        return change | Selection(ranges=np.setdiff1d(calls[rows], np.append(rest, -1)))
+
     @cached_property
     def task_row(self) -> NDArray[np.int32]:
         """Row of each task in `Recording.tasks`, -1 of collectives."""

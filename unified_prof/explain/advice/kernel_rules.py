@@ -132,6 +132,35 @@ def casts_and_copies(context: DeviceContext) -> Iterator[Cause]:
     )
 
 
+MIN_MASK = 3  # Minimum kernels that build a mask without a triangle.
+
+
+def masks(context: DeviceContext) -> Iterator[Cause]:
+    """Find chains of kernels that build masks, without those that apply a mask to scores."""
+    forward = context.recording.work.launches.passes[context.tasks.row] != BACKWARD
+    builds = context.matches(context.operator, names.BUILDS_MASK) & forward & ~context.explained
+    triangle = context.matches(context.operator, names.TRIANGLE)
+    creates = context.matches(context.operator, names.CREATES_MASK) | triangle
+    fills = context.matches(context.operator, names.FILLS_MASK) | triangle
+    order = np.lexsort((context.tasks.start_ns, context.tasks.stream))
+    softmax = context.has_name(names.SOFTMAX)[order]
+    builds[order[:-1]] &= ~(fills[order[:-1]] & softmax[1:])
+    rows, chain = _chains(context, builds & (context.tasks.kind == KERNEL))
+
+    def has(flags: Flags, count: int = 1) -> Flags:
+        return np.bincount(chain, flags[rows], minlength=1)[chain] >= count
+
+    found = np.zeros(len(builds), bool)
+    found[rows] = has(creates) & has(fills) & (has(triangle) | has(builds, MIN_MASK))
+    yield from _avoidable_kernels(
+        context,
+        "masks that are built in the step",
+        found,
+        advice="pass is_causal=True, or build a mask once (register_buffer), not in each layer or "
+        "step; pass lengths of sequences instead of a padding mask (varlen attention)",
+    )
+
+
 def fills(context: DeviceContext) -> Iterator[Cause]:
     """Find kernels that set memory to a constant."""
     fill = context.matches(context.operator, names.FILL_OPERATION)

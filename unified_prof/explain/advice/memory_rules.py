@@ -395,52 +395,76 @@ def steps_grow(context: DeviceContext) -> Iterator[Cause]:
     )
 
 
-# Minimum slowdown, minimum number of steps on each side of it, and the share of kernel time in
-# kernels that every step runs equally often.
-SLOWDOWN, MIN_SIDE, STEADY_SHARE = 0.05, 3, 0.5
+# Minimum slowdown, and the share of kernel time in kernels that every step runs equally often.
+SLOWDOWN, STEADY_SHARE = 0.05, 0.5
+MIN_SIDE = 3  # Minimum steps, and parts of steps, on each side of a slowdown.
+PARTS = 32  # Parts of a step with equal kernel time: a clock may change within steps.
+# Clocks have two values if this share of the parts is close to one of them: within this share of
+# the distance, which a change within a part does not reach.
+TWO_VALUES, CLOSE = 0.75, 0.25
 
 
 def kernels_slow_down(context: DeviceContext) -> Iterator[Cause]:
-    """Find a step from which on the same kernels take longer, as on a device that throttles."""
-    rows, steps = np.flatnonzero(context.tasks.kind == KERNEL), context.windows
-    if len(context.steps) < 2 * MIN_SIDE or not len(rows):
+    """Find times in which the same kernels take longer, as on a device with throttled clocks."""
+    tasks, steps = context.tasks, context.windows
+    count = len(context.steps)
+    rows = np.flatnonzero(tasks.kind == KERNEL)
+    if count < 2 * MIN_SIDE or not len(rows):
         return
-    step = np.searchsorted(steps.start_ns, context.tasks.start_ns[rows], side="right") - 1
-    name, number = np.unique(context.kernel[rows], return_inverse=True)
-    shape = (len(name), len(steps.start_ns))
-    cell, length = number * shape[1] + step, context.tasks.length_ns[rows]
-    count = np.bincount(cell, minlength=shape[0] * shape[1]).reshape(shape)
-    total = np.bincount(cell, length, minlength=shape[0] * shape[1]).reshape(shape)
-    steady = (count == count[:, :1]).all(axis=1)
-    by_step = total[steady].sum(axis=0)
-    if by_step.sum() < STEADY_SHARE * total.sum():
+    step = np.searchsorted(steps.start_ns, tasks.start_ns[rows], side="right") - 1
+    grid = np.zeros(len(rows), np.int64)
+    if "UPROF_GPU_TASKS" in context.recording.source.tables:
+        # Inputs of another size have another grid.
+        grid = context.task_column("UPROF_GPU_TASKS", "gridDim")[rows]
+    _, number = np.unique(np.stack((context.kernel[rows], grid)), axis=1, return_inverse=True)
+    number = number.reshape(-1)
+    runs = np.bincount(number * count + step, minlength=count * (number.max() + 1))
+    steady = (np.ptp(runs.reshape(-1, count), axis=1) == 0)[number]
+    all_ns = tasks.length_ns[rows].sum()
+    rows, number, step = rows[steady], number[steady], step[steady]
+    length = tasks.length_ns[rows]
+    if length.sum() < STEADY_SHARE * all_ns:
         return
-    # The first step of the slow part: all steps from it on are longer than all before it.
-    highest, lowest = np.maximum.accumulate(by_step), np.minimum.accumulate(by_step[::-1])[::-1]
-    rise = lowest[MIN_SIDE : len(by_step) - MIN_SIDE + 1] - highest[MIN_SIDE - 1 : -MIN_SIDE]
-    first = MIN_SIDE + int(rise.argmax())
-    before, after = (np.median(part, axis=1) for part in np.split(total, [first], axis=1))
-    fast, slow = np.split(by_step, [first])
-    # Steps of varying size differ as much from each other as from those of the other side.
-    if 2 * max(np.ptp(fast), np.ptp(slow)) > np.median(slow) - np.median(fast):
+    # Kernels at the same place of each step, in order of the first step.
+    order = np.lexsort((np.arange(len(rows)), number, step)).reshape(count, -1)
+    order = order[:, np.argsort(order[0], kind="stable")]
+    by_step = length[order]
+    fast = np.partition(by_step, MIN_SIDE - 2, axis=0)[MIN_SIDE - 2].astype(np.float64)
+    slowest = -np.partition(-by_step, MIN_SIDE - 2, axis=0)[MIN_SIDE - 2]
+    affected = slowest > (1 + SLOWDOWN) * fast
+    if fast[affected].sum() < STEADY_SHARE * fast.sum():
         return
-    longer = np.where(steady & (before > 0), after / np.maximum(before, 1), 1.0)
-    slower = longer > 1 + SLOWDOWN
-    if before[slower].sum() < STEADY_SHARE * before[steady].sum():
+    order, by_step, fast = order[:, affected], by_step[:, affected], fast[affected]
+    until = np.cumsum(fast)
+    _, part = np.unique((PARTS * until / until[-1]).astype(np.int64), return_inverse=True)
+    factor = np.stack([np.bincount(part, one) for one in by_step]) / np.bincount(part, fast)
+    middle = (factor.min() + factor.max()) / 2
+    slow = factor > middle
+    low, high = np.median(factor[~slow]), np.median(factor[slow]) if slow.any() else 0.0
+    near = np.abs(factor - np.where(slow, high, low)) <= CLOSE * (high - low)
+    if high < (1 + SLOWDOWN) * low or near.mean() < TWO_VALUES:
         return
-    late = slower[number] & (step >= first)
-    rows, lost = rows[late], length[late] * (1 - 1 / longer[number[late]])
-    factor = after[slower].sum() / before[slower].sum()
+    first = int(np.argmax(slow.all(axis=1)))
+    once = slow[first:].all() and not slow[: max(first - 1, 0)].any()
+    slow_steps = count - first if once else slow.mean() * count
+    # Without grids, steps may differ by the size of their inputs.
+    if min(slow_steps, count - slow_steps) < MIN_SIDE or not (once or grid.any()):
+        return
+    excess = by_step / np.maximum(low * fast, 1) - 1
+    lost = np.where(slow[:, part], np.maximum(excess, 0), 0.0)
+    share, ratio = float(slow.mean()), high / low
+    when = f"from step {context.steps[first]} on, " if once else f"{percent(share)} of the time, "
     yield context.tasks_finding(
-        f"slower kernels: from step {context.steps[first]} on, the same kernels take "
-        f"{factor:.2f} times as long",
-        rows,
-        lost,
+        f"slower kernels: {when}the same kernels take {ratio:.2f} times as long"
+        + (", as if clocks changed between two values" if not once else ""),
+        rows[order].reshape(-1),
+        (lost / (1 + np.maximum(excess, 0)) * by_step).reshape(-1),
         names_place=False,
         advice="check clocks, temperature and power limit (nvidia-smi -q -d PERFORMANCE, npu-smi "
         "info), other programs on the device, and whether inputs become larger",
         sure="likely",
-        figures={"factor": round(factor, 4), "first_slow_step": context.steps[first]},
+        figures={"factor": round(float(ratio), 4), "slow_share": round(share, 4)}
+        | ({"first_slow_step": context.steps[first]} if once else {}),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -27,9 +28,12 @@ OPTIMIZER_SHARE = 0.05  # Minimum share of the time, kernels and idle time betwe
 # Minimum kernels (or operations) per step; foreach and fused optimizers need a few dozen.
 MIN_OPTIMIZER_KERNELS = 100
 FUSED_SHARE = 0.5  # Share of multi-tensor kernels from which an optimizer counts as fused.
-TRAFFIC_SHARE = 0.5  # Share of the traffic that fusion saves if the optimizer is not known.
-# Tensors that fused Adam reads or writes, and those of `addcdiv_`, its last operation.
-_FUSED_PASSES, _ADDCDIV_PASSES = 7, 4
+# Tensors that fused optimizers with two states, such as Adam, and with one read or write.
+_FUSED_PASSES, _MOMENTUM_PASSES = 7, 5
+_MOVING_SHARE = 0.02  # Minimum share of the time of an optimizer of an operation on all parameters.
+_TORCH_FUSED = re.compile(r"Optimizer\.step#(?:Adam|AdamW|SGD|Adagrad)\.")  # Have `fused=True`.
+_ADAM = re.compile(r"Optimizer\.step#\w*Adam")
+_ONE_STATE = re.compile(r"Optimizer\.step#(?:RMSprop|Adagrad)\.")
 _NPU_FUSED = "use torch_npu.optim.NpuFusedAdamW or another NpuFused optimizer"
 
 
@@ -61,9 +65,25 @@ def unfused_optimizer(context: DeviceContext) -> Iterator[Cause]:
         f"unfused optimizer: {percent(cost.share)} of the time, {count // context.step_count:,} "
         f"kernels per step; {percent(context.share(cost.host_bound_ns))} of the time is host-bound "
         "idle time before them",
-        _NPU_FUSED if context.is_npu else "pass fused=True or foreach=True to the optimizer",
+        _fuse(context, "fused=True or foreach=True"),
         steps,
     )
+
+
+def _uses(context: DeviceContext, optimizer: re.Pattern[str]) -> bool:
+    """Return True if an optimizer with a matching name steps."""
+    framework = context.recording.framework
+    assert framework is not None
+    return len(framework.matching(lambda text: optimizer.match(text) is not None)) > 0
+
+
+def _fuse(context: DeviceContext, arguments: str) -> str:
+    """Return how to fuse the optimizer; only some of torch's have arguments for it."""
+    if context.is_npu:
+        return _NPU_FUSED
+    if _uses(context, _TORCH_FUSED):
+        return f"pass {arguments} to the optimizer"
+    return "compile its update (torch.compile), or update all tensors at once (torch._foreach_add_)"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -117,11 +137,23 @@ def _launch_costs(
 
 
 def _saved_share(context: DeviceContext, rows: Ints) -> float:
-    """Return the share of the traffic of an optimizer that one kernel for all would save."""
+    """Return the share of the traffic of an optimizer that one kernel for all would save.
+
+    The cheapest operation reads and writes one tensor; the rarest runs once for each parameter.
+    """
+    operators, number = np.unique(context.operator[rows], return_inverse=True)
     moving_ns = np.maximum(context.tasks.length_ns[rows] - TAIL_NS, 0)
-    last = context.has_name(lambda text: "addcdiv" in text.lower())[rows]
-    fused_ns = _FUSED_PASSES / _ADDCDIV_PASSES * float(moving_ns[last].sum())
-    return max(1 - fused_ns / float(moving_ns.sum()), 0.0) if fused_ns else TRAFFIC_SHARE
+    count, total_ns = np.bincount(number), np.bincount(number, moving_ns)
+    # Updates of counters and learning rates move nothing.
+    moves = total_ns > _MOVING_SHARE * total_ns.sum()
+    if not moves.any():
+        return 0.0
+    texts = [context.recording.work.labels.texts[one] for one in operators[moves].tolist()]
+    two_states = any(map(names.SECOND_MOMENT, texts)) and not _uses(context, _ONE_STATE)
+    two_states |= _uses(context, _ADAM)
+    passes = _FUSED_PASSES if two_states else _MOMENTUM_PASSES
+    pass_ns = float((total_ns / count)[moves].min() * count[moves].min()) / 2
+    return max(1 - passes * pass_ns / float(total_ns.sum()), 0.0)
 
 
 # An optimizer of fewer operations has little to fuse; a smaller share is usual with foreach.
@@ -140,7 +172,7 @@ def _many_passes(context: DeviceContext, selected: Flags) -> Iterator[Cause]:
         "that each read and write the parameters or their state",
         rows,
         _saved_share(context, rows) * context.tasks.length_ns[rows],
-        advice=_NPU_FUSED if context.is_npu else "pass fused=True to the optimizer",
+        advice=_fuse(context, "fused=True"),
         sure="likely",
         least=WARN_SHARE,
         figures={"kernels": len(rows), "busy_ns": busy_ns, "operations": passes},
@@ -174,7 +206,7 @@ def _unfused_on_host(context: DeviceContext) -> Iterator[Cause]:
         f"unfused optimizer: {percent(share)} of the time, "
         f"{len(calls) // context.step_count:,} operations per step with only Python between "
         "them",
-        advice="pass fused=True or foreach=True to the optimizer",
+        advice=_fuse(context, "fused=True or foreach=True"),
         sure="certain",
         figures={"operations": len(calls), "between_ns": cost, "share": round(share, 4)},
     )

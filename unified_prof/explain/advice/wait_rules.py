@@ -291,9 +291,13 @@ def synchronising_calls(context: DeviceContext) -> Iterator[Cause]:
     rows = _syncs_by_name(context, gaps)
     where = f", {'mostly ' if count > 1 else ''}in {rows[0]['name'].partition(' (')[0]}"
     where += f" at {rows[0]['line']}" if "line" in rows[0] else ""
-    context.explained[gaps.copy[copied]] = True
+    checks = _checks(context, gaps.copy[copied])
+    context.explained[np.append(gaps.copy[copied], checks)] = True
+    checks_ns = context.busy_ns(checks)
+    if checks_ns > WARN_SHARE * idle_ns:
+        where += f", with {plural(len(checks), 'kernel')} that only compute the value"
     yield context.finding(
-        idle_ns + int(gaps.copy_ns.sum()),
+        idle_ns + int(gaps.copy_ns.sum()) + checks_ns,
         f"synchronization: the device is idle for {percent(share)} of the time after the host "
         f"waited for it ({times(count)}{where})"
         + ("; later the host catches up with launches" if share < WARN_SHARE else "")
@@ -302,10 +306,11 @@ def synchronising_calls(context: DeviceContext) -> Iterator[Cause]:
         advice="keep values on the device (avoid .item(), .cpu(), nonzero, boolean indexing in "
         "the step), or read them every n steps",
         sure="certain" if context.steps else "possible",
-        change=_without_waits(context, gaps),
+        change=_without_waits(context, gaps) | context.removal(checks),
         least=WARN_SHARE,
         figures={
             "idle_ns": idle_ns,
+            "checks_ns": checks_ns,
             "idle_share": round(share, 4),
             "share_of_idle": round(of_idle, 4),
             "calls": count,
@@ -314,6 +319,27 @@ def synchronising_calls(context: DeviceContext) -> Iterator[Cause]:
         },
         evidence=[*rows, *context.evidence(gaps.copy[copied])][:EVIDENCE_ROWS],
     )
+
+
+MAX_CHECK = 6  # Maximum kernels that compute a value to read.
+
+
+def _checks(context: DeviceContext, copies: Ints) -> Ints:
+    """Return the kernels before some copies that compare values only for them, as `isnan().any()`.
+
+    Results of comparisons have no gradient, and are read to decide what the program does next.
+    """
+    tasks, found = context.tasks, []
+    compares, sums = (context.matches(context.operator, one) for one in (names.CHECK, names.SUM))
+    order = np.lexsort((tasks.start_ns, tasks.stream))
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    for copy in copies.tolist():
+        before = order[max(place[copy] - MAX_CHECK, 0) : place[copy]][::-1]
+        before = before[np.cumprod((compares | sums)[before] & (tasks.kind[before] == KERNEL)) > 0]
+        before = before[tasks.stream[before] == tasks.stream[copy]]
+        found.append(before[: int(np.flatnonzero(compares[before]).max(initial=-1)) + 1])
+    return np.unique(np.concatenate(found or [order[:0]]))
 
 
 def _without_waits(context: DeviceContext, gaps: _SyncGaps) -> Selection:
