@@ -149,6 +149,13 @@ def test_sequences_that_grow_by_one_position_are_computed_again(tmp_path: Path) 
     assert "use_cache=True" in finding.advice
 
 
+def test_each_of_several_generations_is_computed_again(tmp_path: Path) -> None:
+    steps = generation([*range(1000, 1012)] * 2)
+    finding = findings_of(tmp_path / "run.db", *steps)["no_kv_cache"]
+    # The first pass of a generation is needed.
+    assert saving_ns(finding) == pytest.approx(4 * (85 + 49) * US * 22 / 23, rel=0.15)
+
+
 @pytest.mark.parametrize(
     "lengths",
     [

@@ -446,10 +446,13 @@ def _roofline_evidence(rows: list[RooflineRow]) -> list[Evidence]:
     ]
 
 
+NO_SHAPES = "operation shapes not recorded (torch.profiler: record_shapes=True)"
+
+
 def lacks_roofline(context: DeviceContext) -> str | None:
     """Return a reason if operation shapes or the peaks of the device are unknown."""
     if not peaks.is_available(context.recording):
-        return "operation shapes not recorded (torch.profiler: record_shapes=True)"
+        return NO_SHAPES
     if known_devices(context.recording).get(context.device or "") is None:
         return f"peaks of {context.device} unknown, see [tool.uprof.devices]"
     return None

@@ -234,6 +234,12 @@ def _unused_rows(operations: _Operations) -> dict[int, float]:
 MIN_POSITIONS = 8  # Minimum number of successive positions.
 
 
+def _sequences(operations: _Operations, found: list[int]) -> list[list[int]]:
+    """Return the products of each sequence: with the next one, the number of rows falls."""
+    rows = np.array([product.rows for at in found if (product := operations.products[at])])
+    return [one.tolist() for one in np.split(found, np.flatnonzero(np.diff(rows) < 0) + 1)]
+
+
 def _repeated_sequences(operations: _Operations) -> dict[int, float]:
     """Return operations on sequences that grow by one position each time, if they are generated."""
     if operations.trains:
@@ -243,7 +249,7 @@ def _repeated_sequences(operations: _Operations) -> dict[int, float]:
         if product is not None and product.batch == 1:
             places.setdefault((operations.names[at], *product[2:]), []).append(at)
     result, rows_of = {}, np.zeros(len(operations.names), np.int64)
-    for found in places.values():
+    for found in (one for some in places.values() for one in _sequences(operations, some)):
         products = [operations.products[at] for at in found]
         runs = [(rows, len([*some])) for rows, some in groupby(one.rows for one in products if one)]
         steps = {after[0] - before[0] for before, after in pairwise(runs)}

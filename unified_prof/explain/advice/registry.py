@@ -29,6 +29,7 @@ from unified_prof.explain.advice import (
 )
 from unified_prof.explain.advice.device_context import Cause, DeviceContext
 from unified_prof.explain.advice.idle_segments import EVIDENCE_ROWS, MIN_SHARE, WARN_SHARE, duration
+from unified_prof.explain.roofline import peaks
 from unified_prof.explain.schedule.builder import Scheduled, schedule_of
 from unified_prof.explain.schedule.selection import Selection, share_before
 from unified_prof.explain.what_if import Replay
@@ -129,6 +130,7 @@ def operations_of_steps(context: DeviceContext) -> Iterator[Cause]:
 
 _COLLECTIVES = both(device, tables("COMMUNICATION_OP", why="no collectives recorded"))
 _MESSAGES = both(device, tables("COMMUNICATION_TASK_INFO", why="no collective tasks recorded"))
+_SHAPES = require(lambda context: peaks.is_available(context.recording), kernel_rules.NO_SHAPES)
 _GRIDS = both(device, tables("UPROF_GPU_TASKS", why="grid sizes not recorded"))
 _CLOCKS = both(device, tables("AICORE_FREQ", why="AI core clocks not recorded"))
 _COUNTERS = both(
@@ -162,7 +164,7 @@ RULES: tuple[Rule, ...] = (
     Rule(communication_rules.small_buckets, _COLLECTIVES, cheap=True),
     Rule(communication_rules.retransmission, _MESSAGES, only="NPU"),
     Rule(communication_rules.exposed_communication, _COLLECTIVES, cheap=True),
-    Rule(product_rules.avoidable_products, both(device, framework)),
+    Rule(product_rules.avoidable_products, both(device, framework, _SHAPES)),
     Rule(optimizer_rules.dense_embedding),
     Rule(kernel_rules.masks, both(device, framework)),
     Rule(kernel_rules.fills),
