@@ -134,6 +134,11 @@ def test_shortened_names_in_a_table_stay_different() -> None:
     assert all(len(name) <= 40 and name.startswith("sm80_gemm_f3") for name in shown)
 
 
+def test_part_that_was_left_out_before_has_one_mark() -> None:
+    (shown,) = first_column("reduce_kernel<...ReduceOp<MeanOps>>", width=28)
+    assert shown == "reduce_kernel<...<MeanOps>>"
+
+
 def test_device_is_shortened_to_its_number() -> None:
     assert first_column("device 12 (AMD Instinct MI300X)", width=14) == ["device 12"]
     assert first_column("before aten::mm (+12) of x", width=14) == ["before ...of x"]

@@ -408,8 +408,8 @@ def _class_columns(one: DeviceEstimate) -> list[Column]:
         ("new time", lambda row: row.total_ns * row.factor, names.format_duration, 10),
         (
             "efficiency",
-            lambda row: "" if row.efficiency is None else f"{row.efficiency:.0%}",
-            str,
+            lambda row: None if row.efficiency is None else 100 * row.efficiency,
+            names.format_percent,
             10,
         ),
     )

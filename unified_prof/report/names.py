@@ -23,6 +23,7 @@ _C_PARAMETERS = re.compile(r"[*&]|\b(void|bool|char|short|int|long|float|double|
 # Text around a symbol: `before SYMBOL (cudaLaunchKernel)` and `SYMBOL x2`.
 _AROUND = re.compile(r"(before |)(.+?)((?: \(\w+\))?(?: x[\d,]+)?)", re.DOTALL)
 _PLACE = re.compile(r"[^/\\\s]+:\d+(?: \(\+[\d,]+\))?$")
+_ADJACENT = re.compile(r"\.{4,}")  # Marks of parts that were left out one after another.
 _REMARK = re.compile(r"(\S.*) \([^()]*[^()\d+,][^()]*\)", re.DOTALL)
 # Characters at the end of a name in which a source location is searched.
 _MAX_PLACE_CHARS = 1000
@@ -94,8 +95,7 @@ def truncate_middle(text: str, width: int) -> str:
     """Shorten text to `width` characters by removing its middle.
 
     The end of a name is often more informative than its middle: a line number, a size, a version.
-    Paths are shortened at the front, and a trailing source location is kept. A remark in
-    parentheses at the end is left out if that suffices: `device 0 (NVIDIA B200)` is `device 0`.
+    Paths are shortened at the front, and a trailing source location is kept.
     """
     if len(text) <= width:
         return text
@@ -103,8 +103,6 @@ def truncate_middle(text: str, width: int) -> str:
     tail = kept * 2 // 5
     if _PATH.fullmatch(text):
         tail = kept
-    elif (remark := _REMARK.fullmatch(text)) and len(remark[1]) <= width:
-        return remark[1]
     elif place := _PLACE.search(text[-_MAX_PLACE_CHARS:]):
         tail = max(tail, min(kept, len(place[0])))
     return f"{text[: kept - tail]}{ELLIPSIS[:width]}{text[len(text) - tail :] if tail else ''}"
@@ -116,7 +114,7 @@ def truncate_names(names: Sequence[str], width: int) -> tuple[str, ...]:
     Names with equal beginnings and ends keep the part in which they differ instead of their end,
     or, if that does not suffice, are not shortened.
     """
-    cut = [truncate_middle(name, width) for name in names]
+    cut = [_truncate_name(name, width) for name in names]
     for attempt in range(_MAX_ATTEMPTS):
         owners: dict[str, set[str]] = {}
         for name, text in zip(names, cut, strict=True):
@@ -127,6 +125,17 @@ def truncate_names(names: Sequence[str], width: int) -> tuple[str, ...]:
                 last = attempt == _MAX_ATTEMPTS - 1
                 cut[index] = name if last else _truncate_around(name, width, place)
     return tuple(cut)
+
+
+def _truncate_name(text: str, width: int) -> str:
+    """Shorten a name: by a remark in parentheses at its end if that suffices, else in its middle.
+
+    `device 0 (NVIDIA B200)` becomes `device 0`. Adjacent parts that are left out have one mark.
+    """
+    remark = _REMARK.fullmatch(text)
+    if len(text) > width and remark and len(remark[1]) <= width and not _PATH.fullmatch(text):
+        return remark[1]
+    return _ADJACENT.sub(ELLIPSIS, truncate_middle(text, width))
 
 
 def _truncate_around(text: str, width: int, place: int) -> str:
