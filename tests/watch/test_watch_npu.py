@@ -49,7 +49,7 @@ def watched(
     (folder / "train.py").write_text(PROGRAM.replace("out/captures", str(folder / "out/captures")))
     command = [sys.executable, "-m", "unified_prof", "watch", "--backend", "npu", "-o", "out"]
     done = subprocess.run(
-        [*command, "train.py", "captures/*/advice.txt"],
+        [*command, "train.py", "captures/*_healthy/advice.txt"],
         cwd=folder,
         env={**os.environ, **bench.environment("npu", UPROF_BENCH_KERNEL_NS=str(KERNEL_NS))},
         capture_output=True,
