@@ -110,6 +110,20 @@ def test_nominal_frequency_of_another_chip_is_no_drop(tmp_path: Path) -> None:
     assert "frequency_drop" not in findings_by_kind(path)
 
 
+def test_alternating_clock_costs_the_longer_time_also_below_half_of_the_maximum(
+    tmp_path: Path,
+) -> None:
+    with NpuRun(tmp_path / "run.db") as npu:
+        at = 0
+        for number in range(20):
+            mhz, length = (1800, 400 * US) if number % 2 == 0 else (800, 900 * US)
+            npu.clock(at, mhz)
+            npu.operator(at, at + length)
+            at += length
+    finding = findings_by_kind(tmp_path / "run.db")["frequency_drop"]
+    assert saving_ns(finding) == pytest.approx(10 * 500 * US, rel=0.01)
+
+
 @pytest.mark.parametrize(("mhz", "op_type"), [(800, "MatMulV2"), (1350, "Add")])
 def test_idle_or_memory_bound_chip_is_not_throttled(tmp_path: Path, mhz: int, op_type: str) -> None:
     path = throttled(tmp_path / "run.db", name="Ascend910B3", mhz=mhz, op_type=op_type)
@@ -212,6 +226,30 @@ def test_transfers_of_unaligned_size_cost_the_lost_bandwidth(tmp_path: Path) -> 
     assert saving_ns(lost) == pytest.approx(2000 * US * (1 - odd / aligned), abs=1)
 
 
+@pytest.mark.parametrize(("size", "found"), [((4 << 20) + 36, True), (4 << 20, False)])
+def test_transfers_of_unaligned_size_alone_are_named_without_a_cost(
+    tmp_path: Path, size: int, found: bool
+) -> None:
+    with NpuRun(tmp_path / "run.db") as npu:
+        for at in range(10):
+            npu.operator(at * MS, at * MS + 500 * US)
+            begin, end = at * MS + 500 * US, (at + 1) * MS
+            npu.transfer(begin, end, size)
+            names = {"opName": "hcom_allReduce_1", "opType": "hcom_allReduce_", "groupName": "dp"}
+            row = {column: npu.text(text) for column, text in names.items()}
+            row |= {
+                "connectionId": -1,
+                "opId": at,
+                "deviceId": 0,
+                "count": size // 4,
+                "dataType": 4,
+            }
+            npu.row("COMMUNICATION_OP", startNs=begin, endNs=end, **row)
+    finding = findings_by_kind(tmp_path / "run.db").get("unaligned_messages")
+    assert (finding is not None) is found
+    assert finding is None or not finding.cost_ms_per_step
+
+
 def test_aligned_sizes_and_equal_rates_are_no_finding(tmp_path: Path) -> None:
     sizes = [2048 * KIB] * 10 + [4096 * KIB] * 10
     findings = findings_by_kind(
@@ -259,7 +297,8 @@ def write_matmuls(
 ) -> Path:
     """Write fp32 matmuls of 0.9 ms, every second one of another type, on an Ascend910B."""
     with NpuRun(path, "Ascend910B") as npu:
-        npu.clock(0, mhz)
+        if mhz:
+            npu.clock(0, mhz)
         for at in range(20):
             npu.operator(at * MS, at * MS + 100 * US, core="AI_VECTOR_CORE", blocks=vector)
             dtype = other if at % 2 else "FLOAT"
@@ -292,6 +331,14 @@ def test_fp32_matmuls_among_others_in_bf16_cost_the_time_above_bf16(tmp_path: Pa
 
 def test_operators_that_calculate_in_hf32_are_not_full_precision(tmp_path: Path) -> None:
     assert "full_precision" not in findings_by_kind(write_matmuls(tmp_path / "run.db", hf32="YES"))
+
+
+def test_full_precision_of_an_assumed_chip_has_no_cost(tmp_path: Path) -> None:
+    """Without a clock, 24 cores may be those of a 910B1 or a 910B2."""
+    path = write_matmuls(tmp_path / "run.db", hf32="NO", mhz=0)
+    finding = findings_by_kind(path)["full_precision"]
+    assert not finding.cost_ms_per_step
+    assert "the saving is unknown: Ascend910B, assumed Ascend910B1" in finding.text
 
 
 @pytest.mark.parametrize(("vector", "mhz"), [(40, 1800), (48, 1700)])

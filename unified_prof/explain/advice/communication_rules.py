@@ -381,10 +381,13 @@ def _slow_transfers(
 ) -> Iterator[Cause]:
     """Find transfers that lose time, as far as they are not overlapped with compute."""
     transferring = context.clip(transfers.start_ns, transfers.end_ns)
+    messages, total_ns = _Collectives(context), max(int(transfers.length_ns.sum()), 1)
+    inside_ns = intervals.covered(transferring, messages.start, messages.end)
+    change = messages.saving(inside_ns * min(lost_ns / total_ns, 1.0))
     cost = min(lost_ns, float(intervals.subtract(transferring, context.compute).total_ns))
     if context.share(cost) >= MIN_SHARE:
         figures = {"transfers": len(transfers), **figures}
-        yield context.finding(cost, text, figures=figures, **details)
+        yield context.finding(cost, text, change=change, figures=figures, **details)
 
 
 def _transfers(context: DeviceContext) -> _Transfers:
@@ -414,12 +417,23 @@ def unaligned_messages(context: DeviceContext) -> Iterator[Cause]:
     is_unaligned = (sdma.size_bytes > ALIGNED_BYTES) & (sdma.size_bytes % ALIGNED_BYTES != 0)
     unaligned = sdma.take(is_unaligned)
     aligned = sdma.take(~is_unaligned & (sdma.size_bytes >= LARGE_BYTES))
-    if not len(unaligned) or len(aligned) < MIN_TRANSFERS:
-        return
     share = float(unaligned.length_ns.sum() / max(sdma.length_ns.sum(), 1))
-    slower = max(0.0, 1 - unaligned.rate / aligned.rate)
-    if share < AFFECTED_SHARE:
+    if not len(unaligned) or share < AFFECTED_SHARE:
         return
+    advice = "pad buckets and shards to a multiple of 512 bytes"
+    if len(aligned) < MIN_TRANSFERS:
+        if context.share(_Collectives(context).exposed.total_ns) >= EXPOSED_SHARE:
+            yield context.finding(
+                0,
+                f"unaligned messages: {plural(len(unaligned), 'transfer')} ({percent(share)} of "
+                f"SDMA time) with sizes that are not a multiple of {ALIGNED_BYTES} bytes; the "
+                "saving is unknown without aligned ones",
+                advice=advice,
+                sure="possible",
+                figures={"transfers": len(unaligned), "share_of_sdma": round(share, 4)},
+            )
+        return
+    slower = max(0.0, 1 - unaligned.rate / aligned.rate)
     yield from _slow_transfers(
         context,
         unaligned,
@@ -427,7 +441,7 @@ def unaligned_messages(context: DeviceContext) -> Iterator[Cause]:
         f"unaligned messages: {plural(len(unaligned), 'transfer')} ({percent(share)} of SDMA "
         f"time) with sizes that are not a multiple of 512 bytes reach {unaligned.rate:.1f} GB/s, "
         f"aligned ones {aligned.rate:.1f} GB/s",
-        advice="pad buckets and shards to a multiple of 512 bytes",
+        advice=advice,
         sure="likely",
         figures={
             "share_of_sdma": round(share, 4),

@@ -370,9 +370,9 @@ def full_precision(context: DeviceContext) -> Iterator[Cause]:
     low = (None if mixed else device.hf32()) or low
     fp32_ns = sum(row.total_ns for row in full)
     full_ns = max(fp32_ns - round(_hf32_share(context) * total_ns), 0)
-    if low is None or low.uncertain or memory is None or not full:
+    if low is None or memory is None or not full or full_ns < FULL_SHARE * total_ns:
         return
-    if full_ns < FULL_SHARE * total_ns:
+    if low.uncertain and not device.cores:
         return
     saved = 0.0
     for row in full:
@@ -382,13 +382,19 @@ def full_precision(context: DeviceContext) -> Iterator[Cause]:
         memory_ns = moved / (MEMORY_TARGET * memory.rate) * 1e9
         saved += max(0.0, row.total_ns - max(compute_ns, memory_ns))
     saved *= full_ns / fp32_ns
+    text = (
+        f"full precision: fp32 matrix kernels take {percent(full_ns / total_ns)} of kernel time; "
+    )
+    if low.uncertain:
+        saved, text = 0, f"{text}the saving is unknown: {device.name}"
+    else:
+        text += f"the matrix units reach {low.rate / 1e12:,.0f} TFLOP/s in {low.name}"
     yield context.finding(
         saved,
-        f"full precision: fp32 matrix kernels take {percent(full_ns / total_ns)} of kernel time; "
-        f"the matrix units reach {low.rate / 1e12:,.0f} TFLOP/s in {low.name}",
+        text,
         advice=_lower_precision(device),
         sure="likely",
-        change=_saving_of_all(context, saved),
+        change=_saving_of_all(context, saved) if saved else None,
         figures={"full_precision_ns": full_ns, "operations": len(full), "type": low.name},
         evidence=_roofline_evidence(full),
     )

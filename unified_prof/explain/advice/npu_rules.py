@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import MISSING, Ints
+from unified_prof.arrays.grouping import MISSING, Ints, by_key
 from unified_prof.explain.advice.device_context import PARTS, Cause, DeviceContext, matrix_kernels
 from unified_prof.explain.advice.idle_segments import (
     WARN_SHARE,
@@ -28,6 +28,7 @@ LONG_NS = 20_000  # Shorter tasks are dominated by their launch (MindStudio advi
 DROP_SHARE = 0.05  # Minimum drop of the mean clock over tasks (MindStudio advisor's threshold).
 # Below this share of its highest clock a chip is idle, not throttled (800 of 1800 MHz).
 IDLE_CLOCK = 0.5
+SLOWER = 1.2  # Unless kernels take this many times longer than at the highest clock.
 # Cores that are idle for less than this share of a task are the tail of many blocks.
 TAIL_SHARE = 0.05
 BUSY_PIPE = 0.8  # A pipe that is less busy does not bound a task (MindStudio advisor's threshold).
@@ -87,8 +88,9 @@ def frequency_drop(context: DeviceContext) -> Iterator[Cause]:
     highest = max(int(mhz.max()), int(chip_mhz or 0))
     sample = np.searchsorted(at, context.tasks.start_ns[rows], side="right") - 1
     clock = np.where(sample >= 0, mhz[sample], highest)
-    lost = np.where(clock > IDLE_CLOCK * highest, 1 - clock / highest, 0.0)
     length = context.tasks.length_ns[rows]
+    slowed = (clock > IDLE_CLOCK * highest) | _is_slower(context.kernel[rows], length, clock)
+    lost = np.where(slowed, 1 - clock / highest, 0.0)
     lost_share = float((lost * length).sum() / length.sum())
     if lost_share < DROP_SHARE:
         return
@@ -108,6 +110,17 @@ def frequency_drop(context: DeviceContext) -> Iterator[Cause]:
             "lost_share": round(lost_share, 4),
         },
     )
+
+
+def _is_slower(kernel: NDArray[np.integer], length_ns: Ints, clock: Ints) -> Flags:
+    """Return a mask of the kernels that take longer than those of the same name at full clock."""
+    result, full = np.zeros(len(kernel), bool), clock == clock.max()
+    for _, rows in by_key(kernel.astype(np.int64)):
+        low = rows[~full[rows]]
+        if len(low) and len(low) < len(rows):
+            usual_ns = np.median(length_ns[rows[full[rows]]])
+            result[low] = np.median(length_ns[low]) > SLOWER * usual_ns
+    return result
 
 
 def _long_kernels(context: DeviceContext) -> tuple[Ints, Ints]:
@@ -202,7 +215,9 @@ def _chip(context: DeviceContext) -> Device | None:
     name = _CHIP.search(context.device or "")
     if name is None or device is None:
         return None  # its clock is of another chip than its name
-    if name[1] == peaks.AMBIGUOUS_CHIP and "AICORE_FREQ" not in context.recording.source.tables:
+    if name[1] == peaks.AMBIGUOUS_CHIP and (
+        device.vector_cores is not None or "AICORE_FREQ" not in context.recording.source.tables
+    ):
         return None
     return peaks.find(name[1])
 

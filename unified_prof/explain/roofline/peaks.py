@@ -80,7 +80,11 @@ class Device:
     def hf32(self) -> Peak | None:
         """Return the peak of an Ascend's cube in HF32, or None; half of bf16 is an assumption."""
         low = self.matrix("bf16") if self.vector_cores is not None else None
-        return None if low is None else Peak("HF32 (assumed: half of bf16)", low.rate / 2)
+        return (
+            None
+            if low is None
+            else Peak("HF32 (assumed: half of bf16)", low.rate / 2, low.uncertain)
+        )
 
     def memory_peak(self) -> Peak | None:
         """Return the memory bandwidth, or None."""
@@ -327,14 +331,20 @@ def _inferred_npu(recording: Recording, mhz: float | None) -> Device | None:
     cube cores have at most one block per core; those on vector cores may have more.
     """
     cube, vector = operators.grids_of_cores(recording.source)
-    for key in _sections():
-        known = _device_in_table(key) if key.startswith("ascend910b") else None
-        if known is None or known.mhz != mhz or known.cores != max(cube, default=0):
-            continue
-        if known.vector_cores in vector:
-            source = f"{known.source}, inferred from clock and blocks"
-            return replace(known, source=source, is_recorded=True)
-    return None
+    series = [_device_in_table(key) for key in _sections() if key.startswith("ascend910b")]
+    known = [one for one in series if one is not None and one.vector_cores is not None]
+    fitting = [one for one in known if one.mhz == mhz and one.cores == max(cube, default=0)]
+    for one in fitting:
+        if one.vector_cores in vector:
+            source = f"{one.source}, inferred from clock and blocks"
+            return replace(one, source=source, is_recorded=True)
+    if not vector or not (fitting := fitting or [one for one in known if mhz in (None, one.mhz)]):
+        return None
+    # Only this series has vector cores of their own.
+    assumed = next((one for one in fitting if one.cores == max(cube, default=0)), fitting[0])
+    name = f"{AMBIGUOUS_CHIP}, assumed {assumed.name}"
+    uncertain = frozenset((*RATES, "memory", "link"))
+    return replace(assumed, name=name, source=f"{assumed.source}, assumed", uncertain=uncertain)
 
 
 def known_devices(recording: Recording) -> dict[str, Device | None]:
