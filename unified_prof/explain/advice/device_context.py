@@ -482,3 +482,31 @@ def matrix_kernels(context: DeviceContext) -> Flags:
     """Return a mask of matmul, convolution and attention kernels."""
     result: Flags = context.in_class(*names.MATRIX) & (context.tasks.kind == KERNEL)
     return result
+
+
+def on_ai_cpu(context: DeviceContext) -> Flags:
+    """Return a mask of the kernels that ran on an AI CPU."""
+    tasks, row = context.recording.tasks, context.task_row
+    slow = np.array([names.ON_AI_CPU(text) for text in [*tasks.type_texts, ""]])
+    result: Flags = (context.tasks.kind == KERNEL) & (row >= 0)
+    result &= slow[np.append(tasks.type, -1)[row]]
+    return result
+
+
+def highest_ratio(context: DeviceContext, counters: re.Pattern[str]) -> NDArray[np.float64]:
+    """Return the maximum of given pipe ratios for each task; NaN if not recorded."""
+    table = context.recording.source.integers(
+        context.recording.task_counters,
+        {"id": "globalTaskId", "name": "name", "value": f"CAST(value * {PARTS} AS INTEGER)"},
+    )
+    ids = np.unique(table["name"])
+    texts = context.recording.strings.texts(ids.tolist())
+    ratios = ids[[bool(counters.match(text or "")) for text in texts]]
+    selected = np.isin(table["name"], ratios) & (table["value"] != MISSING)
+    if not selected.any():
+        return np.full(len(context.tasks), np.nan)
+    keys, number = np.unique(table["id"][selected], return_inverse=True)
+    highest = np.zeros(len(keys), np.int64)
+    np.maximum.at(highest, number, table["value"][selected])
+    row = context.table_row(keys)
+    return np.where(row >= 0, highest[row] / PARTS, np.nan)

@@ -601,7 +601,7 @@ def unfused_elementwise(context: DeviceContext) -> Iterator[Cause]:
     saved_ns[stays] *= np.where(np.bincount(chain, casts[rows])[chain[stays]] > 0, 0.5, 0.0)
     saved_ns += np.where(saved_ns == length, context.launch_gaps(rows)[1], 0)
     lost = np.flatnonzero(saved_ns)
-    context.explained[rows[lost]] = True
+    context.explained[rows[lost]] = context.share(float(saved_ns.sum())) >= FUSION_SAVING
     yield context.tasks_finding(
         f"unfused element-wise kernels: {plural(len(rows), 'memory-bound kernel')} (element-wise, "
         f"casts, reductions, normalization), {percent(share)} of kernel time, in "

@@ -8,8 +8,14 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import MISSING, Ints, by_key
-from unified_prof.explain.advice.device_context import PARTS, Cause, DeviceContext, matrix_kernels
+from unified_prof.arrays.grouping import Ints, by_key
+from unified_prof.explain.advice.device_context import (
+    Cause,
+    DeviceContext,
+    highest_ratio,
+    matrix_kernels,
+    on_ai_cpu,
+)
 from unified_prof.explain.advice.idle_segments import (
     WARN_SHARE,
     Flags,
@@ -40,18 +46,9 @@ _RATIO = re.compile(
 )
 
 
-def _on_ai_cpu(context: DeviceContext) -> Flags:
-    """Return a mask of the kernels that ran on an AI CPU."""
-    tasks, row = context.recording.tasks, context.task_row
-    slow = np.array([names.ON_AI_CPU(text) for text in [*tasks.type_texts, ""]])
-    result: Flags = (context.tasks.kind == KERNEL) & (row >= 0)
-    result &= slow[np.append(tasks.type, -1)[row]]
-    return result
-
-
 def ai_cpu(context: DeviceContext) -> Iterator[Cause]:
     """Find operators that ran on an AI CPU because no AI core kernel supports them."""
-    selected = _on_ai_cpu(context)
+    selected = on_ai_cpu(context)
     rows = np.flatnonzero(selected)
     length = context.tasks.length_ns[rows]
     share = context.share(int(length.sum()))
@@ -163,36 +160,17 @@ def idle_cores(context: DeviceContext) -> Iterator[Cause]:
     )
 
 
-def _highest_ratio(context: DeviceContext, counters: re.Pattern[str]) -> NDArray[np.float64]:
-    """Return the maximum of given pipe ratios for each task; NaN if not recorded."""
-    table = context.recording.source.integers(
-        context.recording.task_counters,
-        {"id": "globalTaskId", "name": "name", "value": f"CAST(value * {PARTS} AS INTEGER)"},
-    )
-    ids = np.unique(table["name"])
-    texts = context.recording.strings.texts(ids.tolist())
-    ratios = ids[[bool(counters.match(text or "")) for text in texts]]
-    selected = np.isin(table["name"], ratios) & (table["value"] != MISSING)
-    if not selected.any():
-        return np.full(len(context.tasks), np.nan)
-    keys, number = np.unique(table["id"][selected], return_inverse=True)
-    highest = np.zeros(len(keys), np.int64)
-    np.maximum.at(highest, number, table["value"][selected])
-    row = context.table_row(keys)
-    return np.where(row >= 0, highest[row] / PARTS, np.nan)
-
-
 def no_pipe_busy(context: DeviceContext) -> Iterator[Cause]:
     """Find kernels bound neither by compute nor by memory: no such pipe is busy."""
     rows, _ = _long_kernels(context)
-    ratio = _highest_ratio(context, _RATIO)[rows]
+    ratio = highest_ratio(context, _RATIO)[rows]
     idle = (ratio > 0) & (ratio < BUSY_PIPE)
     rows, ratio = rows[idle], ratio[idle]
     length = context.tasks.length_ns[rows]
     lost = (1 - ratio) * length
     if not len(rows):
         return
-    scalar = int((_highest_ratio(context, _SCALAR)[rows] >= BUSY_PIPE).sum())
+    scalar = int((highest_ratio(context, _SCALAR)[rows] >= BUSY_PIPE).sum())
     yield context.tasks_finding(
         f"no busy pipe: {plural(len(rows), 'long kernel')} ({duration(int(length.sum()))}) "
         f"with every pipe busy for less than {percent(BUSY_PIPE)}, bound neither by compute nor "

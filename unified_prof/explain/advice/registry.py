@@ -24,6 +24,7 @@ from unified_prof.explain.advice import (
     npu_rules,
     optimizer_rules,
     product_rules,
+    sequence_rules,
     tracked_operations,
     wait_rules,
 )
@@ -182,6 +183,7 @@ RULES: tuple[Rule, ...] = (
     Rule(npu_rules.ai_cpu, only="NPU"),
     Rule(npu_rules.idle_cores, both(device, npu_rules.lacks_cores), only="NPU"),
     Rule(kernel_rules.unfused_elementwise, both(device, framework)),
+    Rule(sequence_rules.fusible_sequences, only="NPU"),
     Rule(kernel_rules.casts_and_copies),
     Rule(npu_rules.no_pipe_busy, _COUNTERS, only="NPU"),
     Rule(communication_rules.unaligned_messages, _MESSAGES, only="NPU"),
