@@ -226,6 +226,10 @@ class DeviceContext(AnalyzedTime):
         window = self.host_window if ahead else self.window
         return found[intervals.holding(window, framework.start_ns[found]) >= 0]
 
+    def kernel_share(self, selected: Flags) -> float:
+        """Return the share of kernel time of some tasks."""
+        return self.busy_ns(selected) / self.compute_ns if self.compute_ns else 0.0
+
     def launch_gaps(self, rows: Ints) -> tuple[int, Ints]:
         """Return the host-bound time before some tasks, and the gap of a full queue before each."""
         work, row = self.recording.work, self.tasks.row[rows]

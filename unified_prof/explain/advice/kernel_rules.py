@@ -1,8 +1,4 @@
-"""Advice rules about kernels: casts and copies, roofline, precision, occupancy, fusion.
-
-Roofline figures are for the whole recording; the analyzed steps get their share, as far as kernels
-run alone and the host waits for them.
-"""
+"""Advice rules about kernels: attention, casts and copies, masks, occupancy, fusion."""
 
 from __future__ import annotations
 
@@ -19,10 +15,8 @@ from unified_prof.explain.advice.device_context import (
     PARTS,
     Cause,
     DeviceContext,
-    matrix_kernels,
 )
 from unified_prof.explain.advice.idle_segments import (
-    EVIDENCE_ROWS,
     LESS_RECOMPUTATION,
     TAIL_NS,
     Flags,
@@ -30,15 +24,12 @@ from unified_prof.explain.advice.idle_segments import (
     plural,
     times,
 )
-from unified_prof.explain.roofline import breakdown, peaks
-from unified_prof.explain.roofline.breakdown import MATRIX_TARGET, MEMORY_TARGET, RooflineRow
-from unified_prof.explain.roofline.peaks import Device, known_devices
-from unified_prof.explain.schedule.selection import Selection
+from unified_prof.explain.roofline import breakdown
+from unified_prof.explain.roofline.breakdown import MATRIX_TARGET
 from unified_prof.explain.self_time import recomputed
 from unified_prof.recording import names
 from unified_prof.recording.calls import KERNEL
 from unified_prof.recording.framework import BACKWARD
-from unified_prof.recording.model import Evidence
 
 PATTERN_SHARE = 0.05  # Minimum share of the time, matrix kernels included.
 NEAR = 5  # Maximum kernels (scale, mask, cast, dropout) between a matrix kernel and the softmax.
@@ -96,7 +87,8 @@ def _score_traffic_ns(context: DeviceContext, products: Ints) -> NDArray[np.floa
     A fused kernel does not write the scores to memory and read them again.
     """
     times_ns: dict[str, tuple[float, float]] = {}
-    for row in _roofline_rows(context)[0]:
+    device = None if context.device_id is None else context.device
+    for row in breakdown.rows_of_device(context.recording, device):
         if row.cost and row.peak and row.bound == "memory" and row.cost.unit == "matrix":
             total_ns, compute_ns = times_ns.get(row.name, (0.0, 0.0))
             compute_ns += row.cost.flops / (MATRIX_TARGET * row.peak.rate) * 1e9
@@ -217,7 +209,7 @@ def _avoidable_kernels(
 ) -> Iterator[Cause]:
     """Find kernels that could be avoided, with those that would take half of the time."""
     selected = selected & (context.tasks.kind == KERNEL)
-    share = _kernel_share(context, selected)
+    share = context.kernel_share(selected)
     if share < COMPUTE_SHARE:
         return
     rows = np.flatnonzero(selected if halved is None else selected | halved)
@@ -235,242 +227,7 @@ def _avoidable_kernels(
     )
 
 
-def _kernel_share(context: DeviceContext, selected: Flags) -> float:
-    """Return the share of kernel time of some tasks."""
-    return context.busy_ns(selected) / context.compute_ns if context.compute_ns else 0.0
-
-
 NAMED_PART = 0.2  # Share of conversions from which advice names a cause of them.
-OPERATION_SHARE = 0.05  # Minimum share of kernel time of an operation.
-EFFICIENCY = 0.4  # Maximum roofline efficiency; a plain matmul of a thousand rows reaches more.
-MIN_OPERATION_NS = 20_000  # Shorter operations are dominated by launch and tail effects.
-FULL_SHARE = 0.10  # Minimum share of kernel time of fp32 matmuls, convolutions and attention.
-# Alignment of inner dimensions for tensor cores, in elements.
-ALIGNED = {"fp16": 8, "bf16": 8, "fp8": 16, "int8": 16}
-
-_HALVES = ("bf16", "fp16")
-
-_SHAPE = re.compile(r"\[([\d,]+)\]")
-
-
-def _saving_of_all(context: DeviceContext, saved_ns: float) -> Selection:
-    """Return the change by which all kernels together take less time.
-
-    Roofline rows cover the whole recording, so each kernel saves the same share.
-    """
-    work = context.recording.work
-    kernels = work.kind == KERNEL
-    if context.device_id is not None:
-        kernels &= work.device == context.device_id
-    total_ns = int(work.duration_ns[kernels].sum())
-    rows = np.flatnonzero(context.tasks.kind == KERNEL)
-    length = context.tasks.length_ns[rows]
-    return context.saving(rows, length * (saved_ns / total_ns if total_ns else 0.0))
-
-
-def _roofline_rows(context: DeviceContext) -> tuple[list[RooflineRow], int]:
-    """Return the roofline rows of the device and their total time."""
-    rows = [
-        row
-        for row in breakdown.roofline_of(context.recording).rows
-        if row.kind in ("operation", "kernel")
-        and (context.device_id is None or row.device == context.device)
-    ]
-    return rows, sum(row.total_ns for row in rows)
-
-
-def inefficient_operation(context: DeviceContext) -> Iterator[Cause]:
-    """Find expensive operations that run far below the roofline."""
-    rows, total_ns = _roofline_rows(context)
-    slow = [
-        row
-        for row in rows
-        if row.total_ns >= max(OPERATION_SHARE * total_ns, MIN_OPERATION_NS * row.count)
-        and row.efficiency is not None
-        and row.efficiency < EFFICIENCY
-        and row.doubt is None
-        and not row.uncertain
-    ]
-    if not slow:
-        return
-    saved_ns = sum(row.above_target_ns or 0.0 for row in slow)
-    worst = max(slow, key=lambda row: row.above_target_ns or 0.0)
-    unaligned = [row for row in slow if is_misaligned(row, 1 + context.is_npu)]
-    limit = f"peak {worst.peak.name} TFLOP/s" if worst.peak else "the peak"
-    if worst.bound == "memory":
-        limit = "peak memory bandwidth"
-    verb = "operation runs" if len(slow) == 1 else "operations run"
-    yield context.finding(
-        saved_ns,
-        f"{len(slow)} {verb} far below the roofline: {worst.name} {worst.shapes} "
-        f"reaches {percent(worst.efficiency or 0.0)} of {limit}",
-        advice=_better_shapes(context.is_npu, bool(unaligned)),
-        sure="likely",
-        change=_saving_of_all(context, saved_ns),
-        figures={"operations": len(slow), "misaligned": len(unaligned)},
-        evidence=_roofline_evidence(slow),
-    )
-
-
-def _better_shapes(is_npu: bool, unaligned: bool) -> str:
-    """Return the advice for operations below the roofline."""
-    if is_npu:
-        return (
-            "pad inner dimensions to a multiple of 256 elements, at least of 16 (a cube block)"
-            if unaligned
-            else "check shapes, format and dtype: larger batch, fusion, another tiling"
-        )
-    return (
-        "pad inner dimensions to a multiple of 8 (16 for 8-bit types)"
-        if unaligned
-        else "check shapes, layout (channels_last) and dtype: larger batch, fusion, another kernel "
-        "(torch.backends.cudnn.benchmark, max-autotune)"
-    )
-
-
-def is_misaligned(row: RooflineRow, factor: int = 1) -> bool:
-    """Return True if a low-precision matmul has an inner dimension that matrix units pad.
-
-    Those of NPUs need a multiple of `factor` times as many elements as tensor cores.
-    """
-    if row.cost is None or row.cost.unit != "matrix" or row.cost.dtype not in ALIGNED:
-        return False
-    shapes = [[*map(int, filter(None, text.split(",")))] for text in _SHAPE.findall(row.shapes)]
-    matrices = [shape for shape in shapes if len(shape) > 1]
-    multiple = factor * ALIGNED[row.cost.dtype]
-    return any(size % multiple for shape in matrices for size in shape[-2:])
-
-
-def full_precision(context: DeviceContext) -> Iterator[Cause]:
-    """Find fp32 matrix kernels on a device with low-precision matrix units.
-
-    Without shapes or peaks, the dtype is derived from kernel names, and the saving is unknown.
-    """
-    if lacks_roofline(context) is not None:
-        yield from _full_precision_by_name(context)
-        return
-    device = breakdown.roofline_of(context.recording).devices.get(context.device or "")
-    assert device is not None
-    low = device.matrix("bf16") or device.matrix("fp16")
-    memory = device.memory_peak()
-    rows, total_ns = _roofline_rows(context)
-    full = [
-        row
-        for row in rows
-        if row.cost is not None
-        and row.cost.unit == "matrix"
-        and row.cost.dtype == "fp32"
-        # The rate of an Ascend's cube in fp32 is not published.
-        and (row.peak.name.startswith("fp32") if row.peak else device.cores is not None)
-    ]
-    # A program without 16-bit products needs fp32 tensors: HF32 calculates with them.
-    mixed = any(
-        one.cost and one.cost.unit == "matrix" and one.cost.dtype in _HALVES for one in rows
-    )
-    low = (None if mixed else device.hf32()) or low
-    fp32_ns = sum(row.total_ns for row in full)
-    full_ns = max(fp32_ns - round(_hf32_share(context) * total_ns), 0)
-    if low is None or memory is None or not full or full_ns < FULL_SHARE * total_ns:
-        return
-    if low.uncertain and not device.cores:
-        return
-    saved = 0.0
-    for row in full:
-        assert row.cost is not None
-        compute_ns = row.cost.flops / (MATRIX_TARGET * low.rate) * 1e9
-        moved = row.cost.moved_bytes / (2 if low.name in _HALVES else 1)
-        memory_ns = moved / (MEMORY_TARGET * memory.rate) * 1e9
-        saved += max(0.0, row.total_ns - max(compute_ns, memory_ns))
-    saved *= full_ns / fp32_ns
-    text = (
-        f"full precision: fp32 matrix kernels take {percent(full_ns / total_ns)} of kernel time; "
-    )
-    if low.uncertain:
-        saved, text = 0, f"{text}the saving is unknown: {device.name}"
-    else:
-        text += f"the matrix units reach {low.rate / 1e12:,.0f} TFLOP/s in {low.name}"
-    yield context.finding(
-        saved,
-        text,
-        advice=_lower_precision(device),
-        sure="likely",
-        change=_saving_of_all(context, saved) if saved else None,
-        figures={"full_precision_ns": full_ns, "operations": len(full), "type": low.name},
-        evidence=_roofline_evidence(full),
-    )
-
-
-def _hf32_share(context: DeviceContext) -> float:
-    """Return the share of kernel time of the operators that may calculate in HF32."""
-    texts = context.recording.source.rows("SELECT id FROM STRING_IDS WHERE value = 'YES'")
-    eligible = context.task_column("COMPUTE_TASK_INFO", "hf32Eligible")
-    return _kernel_share(context, np.isin(eligible, [number for (number,) in texts]))
-
-
-def _full_precision_by_name(context: DeviceContext) -> Iterator[Cause]:
-    selected = matrix_kernels(context)
-    selected &= context.matches(context.kernel, names.FULL_PRECISION)
-    share = _kernel_share(context, selected)
-    device = known_devices(context.recording).get(context.device or "")
-    if share < FULL_SHARE or (device and not (device.matrix("bf16") or device.matrix("fp16"))):
-        return
-    yield context.finding(
-        0,
-        f"full precision: fp32 matrix kernels (identified by name) take {percent(share)} of kernel "
-        "time; the saving is unknown without shapes and peaks",
-        advice="use torch.autocast with float16 or bfloat16"
-        if device is None
-        else _lower_precision(device),
-        sure="possible",
-        figures={"kernels": int(selected.sum()), "share_of_compute": round(share, 4)},
-        evidence=context.evidence(np.flatnonzero(selected)),
-    )
-
-
-def _lower_precision(device: Device) -> str:
-    """Return what to try on a device, by the dtypes of its matrix units."""
-    if device.cores is not None:
-        if device.hf32() is None:
-            return "use autocast with float16 and a GradScaler"
-        return "use HF32 (torch.npu.matmul.allow_hf32 = True), or autocast with bfloat16 or float16"
-    if device.matrix("bf16") is None:
-        return "use torch.autocast with float16 and a GradScaler"
-    tf32 = ", or TF32: torch.set_float32_matmul_precision('high')" if device.matrix("tf32") else ""
-    return f"use torch.autocast with bfloat16{tf32}"
-
-
-def _roofline_evidence(rows: list[RooflineRow]) -> list[Evidence]:
-    return [
-        {
-            "name": f"{row.name} {row.shapes}".strip(),
-            "count": row.count,
-            "total_ns": row.total_ns,
-            "of_peak_percent": None if row.efficiency is None else round(100 * row.efficiency, 2),
-            "peak": None if row.peak is None else f"{row.peak.name} {row.peak.rate / 1e12:,.4g}",
-        }
-        for row in sorted(rows, key=lambda row: -row.total_ns)[:EVIDENCE_ROWS]
-    ]
-
-
-NO_SHAPES = "operation shapes not recorded (torch.profiler: record_shapes=True)"
-
-
-def lacks_roofline(context: DeviceContext) -> str | None:
-    """Return a reason if operation shapes or the peaks of the device are unknown."""
-    if not peaks.is_available(context.recording):
-        return NO_SHAPES
-    if known_devices(context.recording).get(context.device or "") is None:
-        return f"peaks of {context.device} unknown, see [tool.uprof.devices]"
-    return None
-
-
-def lacks_precision(context: DeviceContext) -> str | None:
-    """Return a reason if neither roofline nor names of kernels determine their dtypes."""
-    missing = lacks_roofline(context)
-    if missing is None or not (context.tasks.kind == KERNEL).any():
-        return missing
-    named = context.matches(context.kernel, names.NAMES_PRECISION)
-    return None if (named & matrix_kernels(context)).any() else missing
 
 
 # Minimum share of the time of kernels with fewer blocks than multiprocessors.

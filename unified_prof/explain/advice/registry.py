@@ -24,6 +24,7 @@ from unified_prof.explain.advice import (
     npu_rules,
     optimizer_rules,
     product_rules,
+    roofline_rules,
     sequence_rules,
     tracked_operations,
     wait_rules,
@@ -131,7 +132,7 @@ def operations_of_steps(context: DeviceContext) -> Iterator[Cause]:
 
 _COLLECTIVES = both(device, tables("COMMUNICATION_OP", why="no collectives recorded"))
 _MESSAGES = both(device, tables("COMMUNICATION_TASK_INFO", why="no collective tasks recorded"))
-_SHAPES = require(lambda context: peaks.is_available(context.recording), kernel_rules.NO_SHAPES)
+_SHAPES = require(lambda context: peaks.is_available(context.recording), roofline_rules.NO_SHAPES)
 _GRIDS = both(device, tables("UPROF_GPU_TASKS", why="grid sizes not recorded"))
 _CLOCKS = both(device, tables("AICORE_FREQ", why="AI core clocks not recorded"))
 _COUNTERS = both(
@@ -188,8 +189,8 @@ RULES: tuple[Rule, ...] = (
     Rule(npu_rules.no_pipe_busy, _COUNTERS, only="NPU"),
     Rule(communication_rules.unaligned_messages, _MESSAGES, only="NPU"),
     Rule(communication_rules.link_contention, _MESSAGES, only="NPU"),
-    Rule(kernel_rules.inefficient_operation, both(device, kernel_rules.lacks_roofline)),
-    Rule(kernel_rules.full_precision, both(device, kernel_rules.lacks_precision)),
+    Rule(roofline_rules.inefficient_operation, both(device, roofline_rules.lacks_roofline)),
+    Rule(roofline_rules.full_precision, both(device, roofline_rules.lacks_precision)),
 )
 
 # Share of long gaps in idle time from which the host's work, not a synchronization, is the cause.

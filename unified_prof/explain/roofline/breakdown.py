@@ -379,6 +379,15 @@ def roofline_of(recording: Recording) -> Roofline:
     return _cache[recording]
 
 
+def rows_of_device(recording: Recording, device: str | None) -> list[RooflineRow]:
+    """Return the rows of operations and kernels of a device, or of all devices if it is None."""
+    return [
+        row
+        for row in roofline_of(recording).rows
+        if row.kind in ("operation", "kernel") and device in (None, row.device)
+    ]
+
+
 def _compute(recording: Recording) -> Roofline:
     devices = known_devices(recording)
     by_number = {number: (name, devices[name]) for name, number in recording.device_numbers.items()}
