@@ -158,7 +158,7 @@ class CallTree:
         self.launches: Ints = np.bincount(call[known], minlength=size)
         own = np.bincount(call[known], duration_ns[known], minlength=size).astype(np.int64)
         self.self_device_ns, self.device_ns = own, self._summed(own)
-        self.recomputed = recomputed(framework, self.ranges)
+        self.recomputed, _ = recomputed(framework, self.ranges)
         self.replayed = replay is not None
         self.count: Ints = np.ones(size, np.int64)
         if replay is not None:
@@ -267,8 +267,8 @@ _NODE = re.compile(r"autograd::engine::evaluate_function|.*(?:Backward\d*|Accumu
 _RECOMPUTE = "torch/utils/checkpoint.py({}): recompute_fn"
 
 
-def recomputed(framework: Framework, ranges: Ints) -> Bools:
-    """Return a mask of calls that activation checkpointing repeats.
+def recomputed(framework: Framework, ranges: Ints) -> tuple[Bools, Bools]:
+    """Return a mask of calls that activation checkpointing repeats, and of those recorded as such.
 
     Reentrant checkpoints are an operation, which also runs a backward pass; others are a Python
     function. Without Python functions, layers that run within the node of another operation, and
@@ -282,15 +282,15 @@ def recomputed(framework: Framework, ranges: Ints) -> Bools:
     among[framework.matching(lambda text: _NODE.match(text) is not None)] = True
     nearest = framework.around(ranges, marked | among)
     inside = nearest != NONE
-    result: Bools = again[ranges] | inside & marked[nearest]
+    recorded: Bools = again[ranges] | inside & marked[nearest]
     layers[framework.matching(names.LAYER)] = True
     layer = inside & layers[ranges]
     layers[framework.matching(names.PRODUCT)] = True
     layer = layers[ranges] & np.isin(nearest, nearest[layer])
     until = np.zeros(len(framework), np.int64)
     np.maximum.at(until, nearest[layer], framework.end_ns[ranges[layer]])
-    result |= inside & (framework.start_ns[ranges] < until[nearest])
-    return result
+    inferred = inside & (framework.start_ns[ranges] < until[nearest])
+    return recorded | inferred, recorded
 
 
 def _frameworks(recording: Recording) -> list[Framework]:

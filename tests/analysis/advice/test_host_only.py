@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.analysis.advice.faulty_runs import MS, FaultyRun, findings_by_kind, saving_ns
-from unified_prof.base.columns import API_MARK, API_PYTHON
+from unified_prof.base.columns import API_MARK, API_OPERATION, API_PYTHON
 
 ATTENTION = ("aten::matmul", "aten::div", "aten::softmax", "aten::matmul")
 
@@ -86,40 +86,24 @@ def test_gaps_with_a_cause_have_other_findings(tmp_path: Path) -> None:
     assert findings_by_kind(tmp_path / "run.db").keys() == {"input_wait", "garbage_collection"}
 
 
-@pytest.mark.parametrize("again", [True, False])
-def test_recomputed_operations_cost_their_time(tmp_path: Path, again: bool) -> None:
-    frame = "torch/utils/checkpoint.py(1500): recompute_fn" if again else "model.py(4): forward"
+@pytest.mark.parametrize(
+    ("around", "sure"),
+    [
+        ("torch/utils/checkpoint.py(1500): recompute_fn", "certain"),
+        ("autograd::engine::evaluate_function: AddmmBackward0", "likely"),
+        ("model.py(4): forward", None),
+    ],
+)
+def test_recomputed_operations_cost_their_time(
+    tmp_path: Path, around: str, sure: str | None
+) -> None:
     with FaultyRun(tmp_path / "run.db") as run:
         for step in range(5):
             begin = step * 10 * MS
             run.call(begin, begin + 10 * MS, f"ProfilerStep#{step}")
             run.call(begin, begin + 6 * MS, "aten::linear")
-            run.call(begin + 6 * MS, begin + 10 * MS, frame, kind=API_PYTHON)
-            run.call(begin + 6 * MS, begin + 10 * MS, "aten::linear")
-    found = findings_by_kind(tmp_path / "run.db")
-    assert ("recomputation" in found) == again
-    if again:
-        assert saving_ns(found["recomputation"]) == 4 * MS
-
-
-@pytest.mark.parametrize("calls", [1, 3])
-def test_longer_calls_of_a_slow_step_may_be_those_of_other_programs(
-    tmp_path: Path, calls: int
-) -> None:
-    with FaultyRun(tmp_path / "run.db") as run:
-        begin = 0
-        for step in range(8):
-            slow = step == 5
-            length = (30 if slow else 10) * MS
-            run.call(begin, begin + length, f"ProfilerStep#{step}")
-            count = calls if slow else 1
-            for at in range(count):
-                start = begin + at * length // count
-                end = begin + (at + 1) * length // count
-                run.call(start, end, "/home/me/train.py(3): forward", kind=API_PYTHON)
-                run.call(start, end, "aten::linear")
-            begin += length
-    finding = findings_by_kind(tmp_path / "run.db")["slow_steps"]
-    assert "forward at /home/me/train.py:3" in finding.text
-    assert finding.sure == ("possible" if calls == 1 else "certain")
-    assert ("other programs" in finding.text) == (calls == 1)
+            kind = API_PYTHON if ".py" in around else API_OPERATION
+            run.call(begin + 6 * MS, begin + 10 * MS, around, kind=kind)
+            run.call(begin + 6 * MS, begin + 10 * MS, "aten::gelu")
+    found = findings_by_kind(tmp_path / "run.db").get("recomputation")
+    assert (found and (found.sure, saving_ns(found))) == (sure and (sure, 4 * MS))

@@ -286,7 +286,8 @@ def recomputation(context: DeviceContext) -> Iterator[Cause]:
     assert framework is not None
     ranges = np.flatnonzero(framework.recorded)
     again = np.zeros(len(framework) + 1, bool)
-    again[ranges] = recomputed(framework, ranges)
+    again[ranges], recorded = recomputed(framework, ranges)
+    sure = "certain" if recorded.any() else "likely"  # else inferred from the order of layers
     if context.device is None:
         rows, what = np.flatnonzero(again), "operations"
         cost = context.clip(framework.start_ns[rows], framework.end_ns[rows]).total_ns
@@ -303,7 +304,7 @@ def recomputation(context: DeviceContext) -> Iterator[Cause]:
         f"recomputation: activation checkpointing runs {what} again, {percent(share)} of the time"
     )
     figures |= {"share": round(share, 4)}
-    details: dict[str, Any] = {"advice": LESS_RECOMPUTATION, "sure": "certain", "figures": figures}
+    details: dict[str, Any] = {"advice": LESS_RECOMPUTATION, "sure": sure, "figures": figures}
     if context.device is None:
         yield context.finding(cost, text, **details)
     else:
