@@ -156,7 +156,7 @@ KINDS: dict[By, Kind] = {
         Kind(
             "step",
             "Steps",
-            "no step was recorded (call profiler.step() after each iteration)",
+            "no complete step was recorded (call profiler.step() after each iteration)",
             detailed="note",
         ),
     )

@@ -37,6 +37,7 @@ from unified_prof.recording.source import (
     Strings,
     device_name,
     possible,
+    recorded_anomalies,
     task_counters,
 )
 from unified_prof.recording.steps import Steps, StepTrace, TaskTimes, step_of
@@ -155,15 +156,16 @@ class Recording:
 
     @cached_property
     def steps(self) -> list[tuple[str, int, int]]:
-        """Name, start and end of each step on the host, ns, in order of start."""
+        """Name, start and end of each complete step on the host, ns, in order of start."""
         columns = {"id": "id", "start": "startNs", "duration": "endNs - startNs"}
         result = self.source.integers("STEP_TIME", columns)
         valid = possible(result["start"], result["duration"])
         bad = int(len(valid) - valid.sum())
         self.findings.add("impossible_step_time", f"{bad} steps are left out", bad)
+        steps = [] if self.framework is None else self.framework.steps()
         if valid.any():
             order = np.flatnonzero(valid)[np.argsort(result["start"][valid], kind="stable")]
-            return [
+            steps = [
                 (
                     str(result["id"][row]) if result["id"][row] != MISSING else "?",
                     int(result["start"][row]),
@@ -171,7 +173,24 @@ class Recording:
                 )
                 for row in order
             ]
-        return self.framework.steps() if self.framework is not None else []
+        cut = [name for name, _, end_ns in steps if end_ns > self.cut_ns]
+        if cut:
+            self.findings.add("incomplete_step", f"from step {cut[0]} on", len(cut))
+        return [step for step in steps if step[2] <= self.cut_ns]
+
+    @cached_property
+    def cut_ns(self) -> int:
+        """Time after which a file that is cut off lacks events; `FOREVER` if it is not cut off.
+
+        Traces list operations, calls and tasks each in order of start, and the end of a step with
+        its start.
+        """
+        if all(anomaly.name != "cut_off" for anomaly in recorded_anomalies(self.source)):
+            return step_trace.FOREVER
+        starts = [self.host_calls.start_ns.to_array(), self.tasks.start_ns]
+        if self.framework is not None:
+            starts.append(self.framework.start_ns.to_array())
+        return min((int(one.max()) for one in starts if len(one)), default=step_trace.FOREVER)
 
     @cached_property
     def step_windows(self) -> dict[str, StepWindows]:

@@ -334,9 +334,8 @@ class AnalyzedTime:
         framework = recording.framework
         if framework is None or not len(framework):
             return intervals.EMPTY
-        return intervals.hull(
-            intervals.merge(framework.start_ns.to_array(), framework.end_ns.to_array())
-        )
+        ends = framework.start_ns.to_array(), framework.end_ns.to_array()
+        return intervals.hull(intervals.merge(*np.minimum(ends, recording.cut_ns)))
 
     @cached_property
     def pauses(self) -> IntervalSet:

@@ -1,0 +1,49 @@
+"""Traces that are cut off: only the steps before the cut are analyzed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.analysis.advice.faulty_runs import advice
+from tests.decoders.kineto import builders
+from unified_prof.pipeline.convert import convert
+
+STEPS, PER_STEP, LENGTH_US = 6, 10, 1000
+
+
+def events(*, on_device: bool) -> list[builders.Event]:
+    """Return busy steps of ten operations each, and then their kernels if `on_device`."""
+    host, device = [], []
+    for step in range(STEPS):
+        start, length = step * PER_STEP * LENGTH_US, PER_STEP * LENGTH_US
+        host.append(builders.complete("user_annotation", f"ProfilerStep#{step}", start, length))
+        for at in range(start, start + length, LENGTH_US):
+            host.append(builders.operation("aten::mm", at, LENGTH_US))
+            device.append(builders.call(at + 1, 5, at + 1))
+            device.append(builders.kernel(at + 10, LENGTH_US - 20, at + 1))
+    return [*host, *device] if on_device else host
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+@pytest.mark.parametrize("cut", [None, 3.4, 0.3])
+def test_time_after_the_cut_is_not_idle(tmp_path: Path, cut: float | None, on_device: bool) -> None:
+    """The trace contains the operations, or else the kernels, of the first `cut` steps."""
+    recorded = events(on_device=on_device)
+    path = tmp_path / "trace.json"
+    if cut is not None:
+        unit = 2 * PER_STEP if on_device else PER_STEP + 1
+        recorded = recorded[: len(recorded) - round((STEPS - cut) * unit)]
+    builders.write(path, recorded)
+    if cut is not None:
+        path.write_text(path.read_text().removesuffix("\n]}") + ',\n{"ph": "X", "na')
+    convert(path, tmp_path / "run.db")
+    found = advice(tmp_path / "run.db")
+    assert found.steps == {None: STEPS - 1, 3.4: 2, 0.3: 0}[cut]  # The first step warms up.
+    idle = ("time_between_operations", "host_bound", "late_work", "unrecorded_work")
+    assert not {one.kind for one in found.findings} & set(idle)
+    # Without steps, the analyzed time ends at the cut.
+    whole_ms = 0.4 * PER_STEP if cut == 0.3 else PER_STEP
+    assert found.step_ms is not None
+    assert found.step_ms <= whole_ms
