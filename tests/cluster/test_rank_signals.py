@@ -116,6 +116,7 @@ def test_deviation_of_known_values_is_robust() -> None:
         ([10, 10, 14.9, 14.9], []),  # two clusters: 1.5 times the lower one
         ([10, 10, 15.1, 15.1], [(2, 1.51, 10, False), (3, 1.51, 10, False)]),
         ([20, 10, 10, 20, 20, 20], [(at, 2, 10, True) for at in (0, 3, 4, 5)]),
+        ([20, 10, 10, 20, 20], [(at, 2, 10, True) for at in (0, 3, 4)]),
     ],
 )
 def test_transfers_far_above_the_usual_time_are_slow(

@@ -194,8 +194,8 @@ def link_spread(took: Floats) -> float:
 def _slow_times(took: Floats) -> list[tuple[int, float, float, bool]]:
     """Return (position, ratio, usual time, is_majority) for each time that is longer than usual.
 
-    These are the times far above the median of the others. If there are none but the times form two
-    distinct clusters, these are the times of the upper cluster.
+    These are the times far above the median of the others. If there are none, or most are far above
+    it, but the times form two distinct clusters, these are the times of the upper cluster.
     """
     if len(took) < 2:
         return []
@@ -205,7 +205,7 @@ def _slow_times(took: Floats) -> list[tuple[int, float, float, bool]]:
     if len(took) == 2:
         limit = np.log(_MIN_RATIO_OF_TWO)
     elif (
-        not (away > limit).any()
+        not 0 < 2 * (away > limit).sum() <= len(took)
         and (above := upper_cluster(np.log(took), majority=True)) is not None
     ):
         away, limit = above, np.log(_MIN_RATIO_OF_TWO)
