@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -317,3 +318,19 @@ def test_host_bound_time_costs_at_most_the_idle_time(tmp_path: Path) -> None:
     (finding,) = (one for one in found.findings if one.kind == "host_bound")
     assert saving_ns(finding) == finding.figures["idle_ns"]
     assert found.together_ms == pytest.approx(sum(one.cost_ms_per_step for one in found.findings))
+
+
+def test_text_names_all_the_idle_time_in_the_cost(tmp_path: Path) -> None:
+    """A host that is ahead also hides the latency of launches to a busy device."""
+    with FaultyRun(tmp_path / "run.db") as run:
+        for number in range(100):
+            begin = number * 200 * US
+            run.kernel(begin + 5 * US, begin + 25 * US, launched=begin)
+            run.kernel(begin + 60 * US, begin + 80 * US, launched=begin + 10 * US)
+    found = advice(tmp_path / "run.db")
+    (finding,) = (one for one in found.findings if one.kind == "host_bound")
+    first, _ = finding.text.split("; ", 1)
+    shares = [float(share) for share in re.findall(r"([\d.]+) %", first)]
+    assert found.step_ms is not None
+    assert len(shares) == 2
+    assert sum(shares) == pytest.approx(100 * finding.cost_ms_per_step / found.step_ms, abs=1)

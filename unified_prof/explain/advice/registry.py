@@ -30,7 +30,13 @@ from unified_prof.explain.advice import (
     wait_rules,
 )
 from unified_prof.explain.advice.device_context import Cause, DeviceContext
-from unified_prof.explain.advice.idle_segments import EVIDENCE_ROWS, MIN_SHARE, WARN_SHARE, duration
+from unified_prof.explain.advice.idle_segments import (
+    EVIDENCE_ROWS,
+    MIN_SHARE,
+    WARN_SHARE,
+    duration,
+    percent,
+)
 from unified_prof.explain.roofline import peaks
 from unified_prof.explain.schedule.builder import Scheduled, schedule_of
 from unified_prof.explain.schedule.selection import Selection, share_before
@@ -201,6 +207,8 @@ QUICK_TASKS = 200_000
 REPLAYED_TASKS = 50_000
 # Minimum share of the time for a possible cause that saves time only together with others.
 UNSURE_HIDDEN_SHARE = 0.10
+# Minimum difference of two shares for both to be shown.
+SHOWN_SHARE = 0.005
 # Minimum share of the time for exposed communication to be mentioned if it saves no time.
 MENTIONED_SHARE = 0.15
 _AS_LONG = "the step is as long without it, because the host or another rank limits it"
@@ -346,6 +354,8 @@ def _priced(
                 most_ms = max(cause.finding.cost_ms_per_step, context.idle_ns / per_step)
                 excess_ms += max(cost - most_ms, 0.0)
                 cost = min(cost, most_ms)
+                named_ms = cause.finding.figures["idle_ns"] / per_step
+                cause = _with_other_idle(cause, (cost - named_ms) / step_ms)
             if cost <= least_ms:
                 # Others explain this time, or hide it as long as they are not fixed.
                 hidden = WARN_SHARE if cause.finding.sure != "possible" else UNSURE_HIDDEN_SHARE
@@ -367,6 +377,16 @@ def _priced(
         findings.append(replace(cause.finding, cost_ms_per_step=round(cost, 6), text=text))
     together_ms = min(joint_ms - excess_ms + measured_ms, step_ms) + all_outside_ms
     return findings, round(together_ms, 6)
+
+
+def _with_other_idle(cause: Cause, share: float) -> Cause:
+    """Name the share of the step by which the cost exceeds the idle time in a cause's text."""
+    if share < SHOWN_SHARE:
+        return cause
+    # The cost stays above: the replay also hides latencies and waits that follow late launches.
+    named, *clauses = cause.finding.text.split("; ")
+    named += f", and {percent(share)} for other reasons that a faster host removes"
+    return replace(cause, finding=replace(cause.finding, text="; ".join([named, *clauses])))
 
 
 def _is_even(context: DeviceContext, change: Selection, scheduled: Scheduled | None) -> bool:
