@@ -88,6 +88,7 @@ class Machine:
         self.marks: dict[str, float] = {}  # Time of each event.
         self.pending: deque[float] = deque()
         self.events: list[dict[str, Any]] = []
+        self.recording = False
         self.forward: dict[str, tuple[int, int, float]] = {}  # Sequence number, thread, begin.
         self.peer = EPOCH_US  # When the stage before this one is idle.
         self.spans: dict[tuple[int, int], list[float]] = {}  # Of annotations on streams.
@@ -101,7 +102,7 @@ class Machine:
         self.thread.now = max([self.thread.now, *self.tails.values()]) + 500.0
         self.begin, self.ids["Python id"] = self.thread.now - 40.0, 2
         self.thread.ranges = [("python_function", 1), ("python_function", 2)]
-        self.events.clear()
+        self.recording = True
 
     @contextmanager
     def step(self, index: int) -> Iterator[None]:
@@ -195,6 +196,8 @@ class Machine:
 
     def memory(self, allocated_bytes: int, reserved_bytes: int) -> None:
         """Record the memory of torch's allocator."""
+        if not self.recording:
+            return
         args = {"Total Allocated": allocated_bytes, "Total Reserved": reserved_bytes}
         args |= {"Bytes": 1 << 26, "Addr": 140232007385088, "Device Id": 0, "Device Type": 1}
         event = {"ph": "i", "cat": "cpu_instant_event", "s": "t", "name": "[memory]"}
@@ -287,13 +290,15 @@ class Machine:
 
     def _event(self, named: Named, place: int, begin: float, end: float, args: Args) -> None:
         category, name = named
-        if category == "python_function" and not self.settings.python:
+        if not self.recording or (category == "python_function" and not self.settings.python):
             return
         pid = 0 if category.startswith(("gpu_", "kernel")) else MAIN
         event = {"ph": "X", "cat": category, "name": name, "pid": pid, "tid": place, "args": args}
         self.events.append({**event, "ts": round(begin, 3), "dur": round(end - begin, 3)})
 
     def _flow(self, name: str, number: int, *ends: tuple[int, int, float]) -> None:
+        if not self.recording:
+            return
         for phase, (pid, tid, at) in zip("sf", ends, strict=True):
             event = {"ph": phase, "id": number, "pid": pid, "tid": tid, "ts": round(at, 3)}
             end = {"bp": "e"} if phase == "f" else {}

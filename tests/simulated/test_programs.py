@@ -1,20 +1,26 @@
-"""`uprof advise` names planted faults with their true gain, and no fault in healthy programs."""
+"""`uprof advise` names planted faults with their true gain, and no fault in healthy programs.
+
+Each fault is in one of the models that have it, in turn; `python -m tests.simulated` judges all.
+"""
 
 from pathlib import Path
 
 import pytest
 
 import unified_prof
-from tests.simulated.machine import TABLES
-from tests.simulated.programs import PROGRAMS, Fault, judge, run
+from tests.simulated.programs import FAULTS, HEALTHY, HOLDING, Fault, judge, run
 from unified_prof.pipeline.convert import convert
 
-# Programs whose findings are wrong or overlap are listed as open in the table.
-HOLDING = [program for program in PROGRAMS if " / ".join(program) not in TABLES["open"]]
+PLANTED = [
+    bases[at % len(bases)]
+    for at, fault in enumerate(FAULTS)
+    if (bases := [one for one in HOLDING if one[0] == fault])
+]
+WITHOUT = [one for one in HOLDING if one[0] in HEALTHY]
 
 
 @pytest.mark.quick(cases=1)
-@pytest.mark.parametrize(("name", "base"), HOLDING)
+@pytest.mark.parametrize(("name", "base"), [*PLANTED, *WITHOUT])
 def test_findings_name_the_fault_and_its_gain(name: str, base: str) -> None:
     result = judge(name, base)
     assert not result.problems(), result
