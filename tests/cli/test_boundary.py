@@ -360,7 +360,7 @@ def test_non_boolean_environment_variable_of_a_flag_is_a_usage_error(
     done = uprof("report", place / "empty.db")
     assert done.returncode == 2
     assert done.stderr.splitlines()[0].endswith(
-        "'--force': expected true or false [uprof:wrong-command-line]"
+        "'--force': expected true or false, found 'maybe' [uprof:wrong-command-line]"
     )
 
 

@@ -61,11 +61,11 @@ def test_values_are_converted_by_type(words: list[str], changed: dict[str, Any])
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["a", "--top", "0"], "expected 1 or more"),
-        (["a", "--top", "51"], "expected 50 or less"),
-        (["a", "--top", "many"], "expected a whole number"),
+        (["a", "--top", "0"], "expected 1 or more, found 0"),
+        (["a", "--top", "51"], "expected 50 or less, found 51"),
+        (["a", "--top", "many"], "expected a whole number, found 'many'"),
         (["a", "--wide", "1.0"], "expected a whole number"),
-        (["a", "--part", "x"], "expected a number"),
+        (["a", "--part", "x"], "expected a number, found 'x'"),
         (["a", "--color", "blue"], "'blue' is not one of 'red', 'green'"),
         (["a", "--color", "rad"], "'red', 'green'; did you mean red?"),
         (["a", "--colour", "red"], "no such option: --colour"),

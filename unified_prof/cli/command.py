@@ -147,11 +147,11 @@ class _NumberType(click.ParamType[Any]):
             number = self._kind(value)
         except (TypeError, ValueError, OverflowError):
             what = "a whole number" if self._kind is int else "a number"
-            self.fail(f"expected {what}", param, ctx)
+            self.fail(f"expected {what}, found {value!r}", param, ctx)
         if self._low is not None and number < self._low:
-            self.fail(f"expected {self._low} or more", param, ctx)
+            self.fail(f"expected {self._low} or more, found {number}", param, ctx)
         if self._high is not None and number > self._high:
-            self.fail(f"expected {self._high} or less", param, ctx)
+            self.fail(f"expected {self._high} or less, found {number}", param, ctx)
         return number
 
 
@@ -169,7 +169,7 @@ class _FlagType(click.types.BoolParamType):
         try:
             return super().convert(value, param, ctx)
         except click.BadParameter:
-            self.fail("expected true or false", param, ctx)
+            self.fail(f"expected true or false, found {value!r}", param, ctx)
 
 
 def _value_type(kind: Any, settings: dict[str, Any], *, is_place: bool) -> click.ParamType[Any]:
