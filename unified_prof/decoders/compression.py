@@ -434,10 +434,12 @@ def _without_trailing_zeros(source: IO[bytes]) -> _PaddedFile:
     if isinstance(source, zipfile.ZipExtFile) or not source.seekable():
         return _PaddedFile(source, None, 0)
     size = end = source.seek(0, io.SEEK_END)
+    zeros = bytes(PIECE_BYTES)  # A comparison is much faster than `rstrip`.
     while end:
         begin = max(0, end - PIECE_BYTES)
         source.seek(begin)
-        end = begin + len(source.read(end - begin).rstrip(b"\0"))
+        piece = source.read(end - begin)
+        end = begin + (0 if piece == zeros else len(piece.rstrip(b"\0")))
         if end > begin:
             break
         if size - end > _MAX_TRAILING_ZEROS:

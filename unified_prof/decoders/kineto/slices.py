@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ SLICE_BYTES = 2 << 20
 # Maximum size of what precedes or follows the events, and of one event.
 MAX_OUTSIDE_BYTES = 64 << 20
 _ARRAY_START = re.compile(rb'"traceEvents"\s*:\s*\[')
-_NEXT_EVENT = re.compile(rb",\s*\{")
+_CUT = re.compile(rb"\}\s*(?=,\s*\{)")
 _EVENT_KEYS = rb'"(?:ph|cat|name|pid|tid|ts|id|s)"\s*:'
 _COMMA_AND_EVENT = rb"\s*,\s*(?=\{\s*" + _EVENT_KEYS + rb")"
 _BETWEEN_EVENTS = re.compile(rb"(?<=\})" + _COMMA_AND_EVENT)
@@ -46,6 +47,8 @@ _DIVISION_BYTES = 1 << 20
 # Maximum cuts that are tried in a slice, and pieces that are joined to decode an event.
 _MAX_CUTS = 4
 _MAX_JOINED_PIECES = 8
+# Length of the end of a slice that is searched for cuts first; further ones are 8 times longer.
+_CUT_BYTES = 8 << 10
 _OPEN, _CLOSE, _COMMA = b"[],"
 
 # Receives (name, count, first case) of each kind of defect.
@@ -279,7 +282,7 @@ class TraceReader:
         """
         buffer = self._buffer
         buffer[0] = _OPEN
-        cuts = list(_cuts(buffer))
+        cuts = _cuts(buffer)
         for cut in cuts:
             buffer[cut] = _CLOSE
             text = memoryview(buffer)[: cut + 1]
@@ -349,21 +352,15 @@ def _decode_list(text: bytes) -> list[Event]:
     return _decode_events(b"[" + text + b"]")
 
 
-def _cuts(buffer: bytearray) -> Iterator[int]:
-    """Yield the offsets of commas that seem to separate two events, last one first."""
-    end = len(buffer)
-    for _ in range(_MAX_CUTS):
-        while True:
-            brace = buffer.rfind(b"}", 0, end)
-            if brace < 0:
-                return
-            end = brace
-            comma = brace + 1
-            while buffer[comma : comma + 1].isspace():
-                comma += 1
-            if _NEXT_EVENT.match(buffer, comma):
-                yield comma
-                break
+def _cuts(buffer: bytearray) -> list[int]:
+    """Return the offsets of the last commas that seem to separate two events, last one first."""
+    searched = _CUT_BYTES
+    while True:
+        cuts = deque(_CUT.finditer(buffer, max(0, len(buffer) - searched)), _MAX_CUTS)
+        if len(cuts) == _MAX_CUTS or searched >= len(buffer):
+            break
+        searched *= 8
+    return [match.end() for match in reversed(cuts)]
 
 
 def _closing_brackets(text: bytes) -> Iterator[int]:
@@ -440,7 +437,8 @@ def _repair(text: bytes) -> bytes:
         text = text.decode("utf-8", "replace").encode("utf-8")
     if b"\\" in text:
         text = _BAD_ESCAPE.sub(lambda m: m[0] if m[1] else rb"\\", text)
-    if not _NOT_A_NUMBER.search(text):  # replacing each string by itself is slow
+    lower = text.lower()  # Replacing each string by itself is slow, and so is the pattern.
+    if not ((b"nan" in lower or b"inf" in lower) and _NOT_A_NUMBER.search(text)):
         return text
     return _STRING_OR_NOT_A_NUMBER.sub(lambda m: m[0] if m[0].startswith(b'"') else b"null", text)
 
