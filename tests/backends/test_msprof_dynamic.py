@@ -46,7 +46,7 @@ def test_this_process_is_recorded(tmp_path: Path) -> None:
 
 @pytest.mark.quick(cases=3)
 @pytest.mark.parametrize(
-    ("behaviour", "reason"),
+    ("behavior", "reason"),
     [
         ("attach_refused", "cannot connect to server"),
         ("hangs_at_start", "msprof did not respond"),
@@ -58,10 +58,10 @@ def test_this_process_is_recorded(tmp_path: Path) -> None:
     ],
 )
 def test_failure_has_a_reason_and_ends_msprof(
-    behaviour: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    behavior: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("STAND_IN_MSPROF", behaviour)
-    limit = {"hangs_at_start": "_START_S", "hangs_at_stop": "_STOP_S"}.get(behaviour)
+    monkeypatch.setenv("STAND_IN_MSPROF", behavior)
+    limit = {"hangs_at_start": "_START_S", "hangs_at_stop": "_STOP_S"}.get(behavior)
     if limit is not None:
         monkeypatch.setattr(msprof_dynamic, limit, 1.0)
     assert reason in str(record(tmp_path).failure)

@@ -78,9 +78,9 @@ def test_output_directory_names_its_devices_and_is_no_recording(tmp_path: Path) 
     assert execute(folder / "analysis.db", "SELECT DISTINCT deviceId FROM StepTraceTime") == [(1,)]
 
 
-@pytest.mark.parametrize(("level", "analysed"), [("Level1", True), ("Level_none", False)])
+@pytest.mark.parametrize(("level", "analyzed"), [("Level1", True), ("Level_none", False)])
 def test_torch_npu_directory_has_the_layout_of_torch_npu(
-    level: str, analysed: bool, tmp_path: Path
+    level: str, analyzed: bool, tmp_path: Path
 ) -> None:
     folder = torch_npu_folder(tmp_path, metadata={"a": 1})
     info = folder / "profiler_info_2.json"
@@ -93,7 +93,7 @@ def test_torch_npu_directory_has_the_layout_of_torch_npu(
         "profiler_info_2.json",
         "profiler_metadata.json",
         "ASCEND_PROFILER_OUTPUT/ascend_pytorch_profiler_2.db",
-        *(["ASCEND_PROFILER_OUTPUT/analysis.db"] if analysed else []),
+        *(["ASCEND_PROFILER_OUTPUT/analysis.db"] if analyzed else []),
     }
     again = list(convert_all([folder], tmp_path / "out"))
     assert "exists already" in str(again[0].error)

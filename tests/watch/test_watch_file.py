@@ -65,7 +65,7 @@ def test_the_latest_run_replaces_an_earlier_one(tmp_path: Path) -> None:
     assert len(read_folder(tmp_path)[0]) == 1
 
 
-def test_a_watch_file_is_recognised_and_checked(tmp_path: Path) -> None:
+def test_a_watch_file_is_recognized_and_checked(tmp_path: Path) -> None:
     file = WatchFile(tmp_path, 0, FACTS)
     file.append([row(0)], [WatchEvent(0, 5, 1, "slow_step", "x")])
     assert detect(file.path).require() == ("watch", "1")

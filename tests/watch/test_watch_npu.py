@@ -36,7 +36,7 @@ while time.monotonic() < end_s and not list(done.parent.glob(sys.argv[1])):
 
 
 def watched(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, *, behaviour: str = "", has_msprof: bool = True
+    folder: Path, monkeypatch: pytest.MonkeyPatch, *, behavior: str = "", has_msprof: bool = True
 ) -> RankSteps:
     """Watch the program until its capture of usual steps has been explained."""
     if reason := build.why_not():
@@ -45,7 +45,7 @@ def watched(
     if has_msprof:
         installed = stand_in_msprof.install(folder / "bin").parent
         monkeypatch.setenv("PATH", str(installed), prepend=":")
-    monkeypatch.setenv("STAND_IN_MSPROF", behaviour)
+    monkeypatch.setenv("STAND_IN_MSPROF", behavior)
     (folder / "train.py").write_text(PROGRAM.replace("out/captures", str(folder / "out/captures")))
     command = [sys.executable, "-m", "unified_prof", "watch", "--backend", "npu", "-o", "out"]
     done = subprocess.run(
@@ -91,7 +91,7 @@ def test_steps_and_captures_contain_the_npu(
 
 
 @pytest.mark.parametrize(
-    ("behaviour", "has_msprof", "reason"),
+    ("behavior", "has_msprof", "reason"),
     [
         ("attach_refused", True, "cannot connect to server"),
         ("records_no_device", True, "msprof recorded no device"),
@@ -99,10 +99,10 @@ def test_steps_and_captures_contain_the_npu(
     ],
 )
 def test_capture_contains_the_host_only_and_says_why(
-    behaviour: str, reason: str, *, has_msprof: bool, tmp_path: Path,
+    behavior: str, reason: str, *, has_msprof: bool, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    one = watched(tmp_path, monkeypatch, behaviour=behaviour, has_msprof=has_msprof)
+    one = watched(tmp_path, monkeypatch, behavior=behavior, has_msprof=has_msprof)
     event = capture_of(one)
     assert "; the capture contains the host only (" in event.text
     assert reason in event.text
@@ -112,6 +112,6 @@ def test_capture_contains_the_host_only_and_says_why(
 def test_damaged_recording_is_replaced_by_the_trace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    event = capture_of(watched(tmp_path, monkeypatch, behaviour="truncates"))
+    event = capture_of(watched(tmp_path, monkeypatch, behavior="truncates"))
     assert str(event.finding).startswith("the host only, because ")
     assert (tmp_path / "out" / str(event.capture) / "timeline.db").exists()

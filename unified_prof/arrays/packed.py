@@ -1,7 +1,7 @@
 """Compressed integer columns, for tables of tens of millions of rows.
 
 A column is divided into blocks. A block stores its minimum and the offset of each value in as few
-bytes as necessary, or the differences between neighbours (`Steps`) if that takes fewer bytes: times
+bytes as necessary, or the differences between neighbors (`Steps`) if that takes fewer bytes: times
 of consecutive tasks take two bytes per row, consecutive ids and constants none. The few steps that
 are far larger than the others are stored separately.
 """
@@ -44,7 +44,7 @@ _WIDEST: Final = 1 << 62
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Steps:
-    """Values as the first value and the steps between neighbours."""
+    """Values as the first value and the steps between neighbors."""
 
     first: int
     least: int  # Minimum step, added to each.

@@ -100,7 +100,7 @@ def _show_history(
     names: list[str], allowed: MetricOptions, last: int, result: ResultOptions, store: str | None
 ) -> None:
     from unified_prof.baselines import api
-    from unified_prof.compare.history import history as analyse
+    from unified_prof.compare.history import history as analyze
     from unified_prof.report import history as shown
 
     target, limits = result.target(), allowed.limits()
@@ -109,7 +109,7 @@ def _show_history(
         entries, runs = zip(*api.versions(name, store, last), strict=True)
         noise = noise_of(allowed.noise, runs[-1])
         series += [
-            shown.BaselineSeries(name, entries, analyse(runs, metric, limits, noise))
+            shown.BaselineSeries(name, entries, analyze(runs, metric, limits, noise))
             for metric in allowed.metrics or [TOTAL]
         ]
     if target.shape == "csv":

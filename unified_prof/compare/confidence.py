@@ -174,11 +174,11 @@ class Spread:
 
 
 def spread(
-    centre: float, base: Sequence[float], new: Sequence[float], within: float, model: NoiseModel
+    center: float, base: Sequence[float], new: Sequence[float], within: float, model: NoiseModel
 ) -> Spread:
     """Return the uncertainty of the ratio of two sides.
 
-    `centre` is the logarithm of the ratio, `base` and `new` are logarithms of the statistic of each
+    `center` is the logarithm of the ratio, `base` and `new` are logarithms of the statistic of each
     run, and `within` is the variance of such a logarithm within a run.
     """
     degrees = float(len(base) + len(new) - 2)
@@ -194,7 +194,7 @@ def spread(
     elif not degrees:
         degrees, allowed = math.inf, math.log(model.max_ratio)
     error = math.sqrt(variance * (1 / len(base) + 1 / len(new)))
-    beyond = max(0.0, abs(centre) - allowed)
+    beyond = max(0.0, abs(center) - allowed)
     t = beyond / error if error > 0 else math.inf if beyond > 0 else 0.0
     return Spread(quantile(ALPHA, degrees) * error + allowed, two_sided(t, degrees))
 
@@ -220,9 +220,9 @@ def paired_spread(changes: Sequence[float], noise: Noise | None = None) -> Sprea
     half = half_width(changes, 0.0, noise)
     assert half is not None
     degrees = len(changes) - 1 + (noise.degrees if noise else 0.0)
-    centre = abs(sum(changes) / len(changes))
+    center = abs(sum(changes) / len(changes))
     error = half / quantile(ALPHA, degrees)
-    t = centre / error if error > 0 else math.inf if centre > 0 else 0.0
+    t = center / error if error > 0 else math.inf if center > 0 else 0.0
     return Spread(half, two_sided(t, degrees))
 
 
@@ -242,7 +242,7 @@ def half_width(runs: Sequence[float], within: float, noise: Noise | None) -> flo
 
 
 def spread_by_row(
-    centre: Floats, base: Floats, new: Floats, within: Floats, model: NoiseModel
+    center: Floats, base: Floats, new: Floats, within: Floats, model: NoiseModel
 ) -> tuple[Floats, Floats]:
     """Return the uncertainty of the ratio for each row of two matrices (rows are operations).
 
@@ -250,14 +250,14 @@ def spread_by_row(
     therefore combined with the pooled variance of all rows.
 
     Args:
-        centre: Shape (rows,): logarithm of the ratio, NaN if unknown.
+        center: Shape (rows,): logarithm of the ratio, NaN if unknown.
         base: Shape (rows, baseline runs): logarithms, NaN where a run has no value.
         new: The same for the candidate.
         within: Shape (rows,): variance within a run.
         model: Expected variation between runs.
 
     Returns:
-        Half widths and p-values as in `Spread`, shape (rows,); NaN where `centre` is NaN.
+        Half widths and p-values as in `Spread`, shape (rows,); NaN where `center` is NaN.
     """
     counts = [(~np.isnan(side)).sum(axis=1).astype(np.float64) for side in (base, new)]
     degrees = np.maximum(counts[0] + counts[1] - 2, 0.0)
@@ -283,11 +283,11 @@ def spread_by_row(
     )
     with np.errstate(divide="ignore", invalid="ignore"):
         error = np.sqrt(variance * (1 / counts[0] + 1 / counts[1]))
-    beyond = np.maximum(0.0, np.abs(centre) - allowed)
+    beyond = np.maximum(0.0, np.abs(center) - allowed)
     t = np.divide(beyond, error, out=np.where(beyond > 0, np.inf, 0.0), where=error > 0)
     freedom = np.where(pooled > 0, pooled, math.inf)
     half, p_values = np.full(len(base), np.nan), np.full(len(base), np.nan)
-    known = np.flatnonzero(~np.isnan(centre) & np.isfinite(error))
+    known = np.flatnonzero(~np.isnan(center) & np.isfinite(error))
     for row in known.tolist():
         half[row] = quantile(ALPHA, float(freedom[row])) * error[row] + allowed[row]
         p_values[row] = two_sided(float(t[row]), float(freedom[row]))
@@ -379,10 +379,10 @@ def estimate(sample: Sample, noise: Noise | None = None) -> Estimate:
     if min(medians) <= 0:
         return Estimate(float(np.mean(medians)), None, None)
     logarithms = [math.log(median) for median in medians]
-    centre = sum(logarithms) / len(logarithms)
-    value = medians[0] if len(set(medians)) == 1 else math.exp(centre)
+    center = sum(logarithms) / len(logarithms)
+    value = medians[0] if len(set(medians)) == 1 else math.exp(center)
     within = sum(variance_within_run(run, "median") for run in sample.runs) / len(logarithms)
     half = half_width(logarithms, within, noise)
     if half is None:
         return Estimate(value, None, None)
-    return Estimate(value, math.exp(centre - half), math.exp(centre + half))
+    return Estimate(value, math.exp(center - half), math.exp(center + half))

@@ -326,9 +326,9 @@ def check_comparison(
 
 def _more_rounds(shift: Shift, limit: float) -> str:
     """Estimate how many more rounds a verdict takes, from the spread of the rounds so far."""
-    centre, half = math.log(shift.ratio), math.log(shift.high / shift.ratio)
+    center, half = math.log(shift.ratio), math.log(shift.high / shift.ratio)
     bound, ruled_out = math.log1p(limit), math.log1p(RULED_OUT * limit)
-    allowed = ruled_out - centre if centre <= bound else centre - bound
+    allowed = ruled_out - center if center <= bound else center - bound
     deviation = half / quantile(ALPHA, shift.rounds - 1) * math.sqrt(shift.rounds)
     for rounds in range(shift.rounds + 1, shift.rounds + _MAX_MORE_ROUNDS):
         if quantile(ALPHA, rounds - 1) * deviation / math.sqrt(rounds) < allowed:

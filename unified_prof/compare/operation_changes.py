@@ -150,11 +150,11 @@ def compare_groups(
     only_new[groups.base[1]] = False
     gone[groups.new[1]] = False
     before, after = base.medians, new.medians
-    centre = _mean(after) - _mean(before)
+    center = _mean(after) - _mean(before)
     few = np.minimum(_counts(base.samples), _counts(new.samples)) < MIN_SAMPLES
-    centre[few | only_new | gone] = np.nan
+    center[few | only_new | gone] = np.nan
     within = np.maximum(base.variance, new.variance)
-    half, p_values = spread_by_row(centre, before, after, within, model)
+    half, p_values = spread_by_row(center, before, after, within, model)
     corrected = correct_for_many(p_values)
     status: list[Status] = np.select(
         [only_new, gone, few], ["new", "gone", "inconclusive"], "unclear"
@@ -167,7 +167,7 @@ def compare_groups(
             (float(base_ns[index]), float(new_ns[index])),
             (int(columns[0][index]), int(columns[1][index])),
             (len(base.runs), len(new.runs)),
-            (float(centre[index]), float(half[index]), float(p_values[index])),
+            (float(center[index]), float(half[index]), float(p_values[index])),
             model,
         )
         comparisons[index] = found
@@ -184,11 +184,11 @@ def _comparison(
     model: NoiseModel,
 ) -> Comparison:
     """Return the statistics of one group; if it took no time, only its medians are compared."""
-    centre, half, p_value = found
+    center, half, p_value = found
     if math.isnan(half):
         changed = medians_ns[0] != medians_ns[1]
         return Comparison(*medians_ns, None, None, None, 0.0 if changed else 1.0, *counts, *runs)
-    low, ratio, high = (math.exp(one) for one in (centre - half, centre, centre + half))
+    low, ratio, high = (math.exp(one) for one in (center - half, center, center + half))
     return Comparison(*medians_ns, ratio, low, high, p_value, *counts, *runs, noise=model.noise)
 
 

@@ -93,17 +93,17 @@ def _paired_shift(pairs: Sequence[tuple[Sample, Sample]], model: NoiseModel) -> 
     changes = [sum(one) / len(one) for one in zip(*each, strict=False)]
     if len(changes) < MIN_PAIRED_ROUNDS:
         return None
-    found, centre = paired_spread(changes, model.noise), sum(changes) / len(changes)
+    found, center = paired_spread(changes, model.noise), sum(changes) / len(changes)
     medians = [[float(np.median(run)) for run in base.runs] for base, _ in pairs]
     logarithms = [math.log(max(one, 1e-300)) for runs in medians for one in runs]
     before = math.exp(sum(logarithms) / len(logarithms))
     return Shift(
         "median",
         before,
-        before * math.exp(centre),
-        math.exp(centre),
-        math.exp(centre - found.half_width),
-        math.exp(centre + found.half_width),
+        before * math.exp(center),
+        math.exp(center),
+        math.exp(center - found.half_width),
+        math.exp(center + found.half_width),
         found.p_value,
         len(changes),
     )

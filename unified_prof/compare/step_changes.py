@@ -81,7 +81,7 @@ class StepChanges:
     steps, an increase of 10 % over 500 steps within 300 steps after its end.
 
     Growing memory is found in minima of blocks of 60, 120, 240, ... steps, of which 12 in a row
-    must grow without levelling off: 720 steps at least. Peaks, and growth that approaches a limit
+    must grow without leveling off: 720 steps at least. Peaks, and growth that approaches a limit
     with a time constant of up to 500 steps, are not reported.
 
     False alarms of the noise models in tests/watch/test_step_changes.py: at most 10 slow steps per

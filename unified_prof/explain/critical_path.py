@@ -108,7 +108,7 @@ DISPLAY_NAMES = {
     "gap": "reason unknown",
 }
 CLASSES = tuple(DISPLAY_NAMES)
-KERNEL, COMMUNICATION, COPY, HOST, INPUT, SYNCHRONISING, LAUNCH, EVENT, GAP = range(len(CLASSES))
+KERNEL, COMMUNICATION, COPY, HOST, INPUT, SYNCHRONIZING, LAUNCH, EVENT, GAP = range(len(CLASSES))
 
 _MAX_TASK_GAP_NS = 10_000  # Maximum time between two tasks of a stream that is not a wait.
 
@@ -145,7 +145,7 @@ def path_segments(recording: Recording, scheduled: Scheduled) -> PathSegments:
     paths = [scheduled.path(step) for step in range(len(scheduled.step_names))]
     step = np.repeat(np.arange(len(paths)), [len(path) for path in paths])
     path = Segments.concatenate(paths)
-    on_host = np.isin(path.kind, (graph.HOST, graph.SYNCHRONISING))
+    on_host = np.isin(path.kind, (graph.HOST, graph.SYNCHRONIZING))
     host = _host_segments(recording, scheduled, path, step, np.flatnonzero(on_host))
     other = _other_segments(recording, scheduled, path, step, np.flatnonzero(~on_host))
     both = PathSegments.concatenate([host, other])
@@ -206,7 +206,7 @@ def _host_segments(
     begins, ends, segment = moments.split(thread, start, end)
     name, detail, is_input = moments.innermost(thread[segment], begins + (ends - begins) // 2)
     kind = np.where(is_input, INPUT, HOST).astype(np.int8)
-    kind[path.kind[rows[segment]] == graph.SYNCHRONISING] = SYNCHRONISING
+    kind[path.kind[rows[segment]] == graph.SYNCHRONIZING] = SYNCHRONIZING
     return PathSegments(
         begins - host.skew_ns,
         ends - host.skew_ns,
@@ -304,7 +304,7 @@ class CriticalPath:
         The time in which a synchronizing call returns after its tasks does not count.
         """
         path, skew = self.segments, self._scheduled.host.skew_ns
-        rows = np.flatnonzero((path.thread >= 0) & (path.kind != SYNCHRONISING))
+        rows = np.flatnonzero((path.thread >= 0) & (path.kind != SYNCHRONIZING))
         start, end = path.start_ns[rows] + skew, path.end_ns[rows] + skew
         return int(in_ranges_ns(self._recording, selection, path.thread[rows], start, end).sum())
 

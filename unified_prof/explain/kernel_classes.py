@@ -30,7 +30,7 @@ CLASSES: Final = (
     names.MATMUL,
     names.CONVOLUTION,
     names.ATTENTION,
-    names.NORMALISATION,
+    names.NORMALIZATION,
     names.ELEMENT_WISE,
     names.REDUCTION,
     names.EMBEDDING,
@@ -43,7 +43,7 @@ CLASSES: Final = (
 
 # Operations of these classes include all kernels that they launch, except casts.
 _KEEP_THEIR_KERNELS: Final = frozenset(
-    {names.CONVOLUTION, names.ATTENTION, names.NORMALISATION, names.EMBEDDING, names.OPTIMIZER}
+    {names.CONVOLUTION, names.ATTENTION, names.NORMALIZATION, names.EMBEDDING, names.OPTIMIZER}
 )
 
 # Kernels of these classes keep their class within any operation.

@@ -23,7 +23,7 @@ from unified_prof.explain.roofline import breakdown as roofline
 from unified_prof.explain.roofline import peaks
 from unified_prof.explain.roofline.arguments import SIZES, dtype_of, split
 from unified_prof.explain.schedule.builder import schedule_of
-from unified_prof.explain.what_if import CLASSES, WITHOUT, gain, select, without
+from unified_prof.explain.what_if import CLASSES, WITHOUT, class_name, gain, select, without
 from unified_prof.recording import counters, host_lanes, timeline
 from unified_prof.recording import source as provenance
 from unified_prof.recording.breakdown_kinds import KINDS, By, Kind, Place
@@ -454,7 +454,8 @@ def _candidates(recording: Recording, top: int) -> list[Candidate]:
     class_ns: dict[str, int] = {}
     for row in rows:
         class_ns[row.kind] = class_ns.get(row.kind, 0) + (row.total_ns or 0)
-    parts = [(kind, kind, total) for kind, total in class_ns.items() if kind in CLASSES]
+    classes = {class_name(kind): (kind, total) for kind, total in class_ns.items()}
+    parts = [(name, *classes[name]) for name in classes if name in CLASSES]
     named = [row for row in rows if row.kind not in ("input", "launch", "event", "gap")][:top]
     for row in named:
         on_host = row.kind in ("host", "synchronising")

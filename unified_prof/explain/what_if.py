@@ -32,7 +32,7 @@ WITHOUT = math.inf  # Factor of parts that are removed.
 
 _TASK_CLASSES = ("kernel", "communication", "copy")
 # Names that select everything of a kind: device tasks, host time, and synchronizing calls.
-CLASSES = (*_TASK_CLASSES, "host", "input", "synchronising")
+CLASSES = (*_TASK_CLASSES, "host", "input", "synchronizing")
 
 
 _ALWAYS = IntervalSet(np.array([-(1 << 62)]), np.array([1 << 62]))
@@ -166,8 +166,13 @@ def _wait_edges(scheduled: Scheduled, calls: Ints) -> Ints:
     """Return the edges by which some synchronizing calls wait for tasks."""
     edges, waits = scheduled.schedule.edges, scheduled.host.waits
     ends = scheduled.point_moments[waits.end[np.isin(waits.call, calls)]]
-    waiting = (edges.kind == graph.SYNCHRONISING) & edges.behind & np.isin(edges.target, ends)
+    waiting = (edges.kind == graph.SYNCHRONIZING) & edges.behind & np.isin(edges.target, ends)
     return np.flatnonzero(waiting)
+
+
+def class_name(name: str) -> str:
+    """Return the name of a class for that of a kind of the critical path, also a former name."""
+    return "synchronizing" if name == "synchronising" else name
 
 
 def select(recording: Recording, name: str) -> Selection:
@@ -180,6 +185,7 @@ def select(recording: Recording, name: str) -> Selection:
     Raises:
         UsageError: No recorded item has that name.
     """
+    name = class_name(name)
     if name in CLASSES:
         if name in _TASK_CLASSES:
             return Selection(work=recording.work.kind == KINDS.index(name))
@@ -212,7 +218,7 @@ def select(recording: Recording, name: str) -> Selection:
 def without(recording: Recording, name: str) -> Selection:
     """Return the selection to remove for a name: device tasks, host time, waits in its ranges."""
     selection = select(recording, name)
-    if name in CLASSES:
+    if class_name(name) in CLASSES:
         return selection
     if selection.work is not None:
         selection |= _matching_host(recording, name)

@@ -22,7 +22,7 @@ from unified_prof.schema.msprof import Reference, references
 from unified_prof.sqlite import fingerprint
 from unified_prof.sqlite.atomic import raise_kept, watch
 from unified_prof.sqlite.fingerprint import Facts
-from unified_prof.sqlite.opening import Detection, open_read_only, recognise
+from unified_prof.sqlite.opening import Detection, open_read_only, recognize
 from unified_prof.sqlite.statements import READ_ERRORS, reading
 
 
@@ -344,7 +344,7 @@ def check(path: Path | str) -> Check:
     with ExitStack() as resources:
         db = open_read_only(path, resources)
         with reading(path):
-            detection = recognise(db, path)
+            detection = recognize(db, path)
             watch(db)  # from here on, the time depends on the size of the file
             findings = [*_damage(db)]
             if detection.family is None:

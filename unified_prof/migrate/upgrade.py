@@ -30,7 +30,7 @@ from unified_prof.sqlite.opening import (
     Detection,
     detect,
     open_read_only,
-    recognise,
+    recognize,
     side_files,
 )
 from unified_prof.sqlite.skyline_writer import recorded_anomalies
@@ -309,7 +309,7 @@ def _to_output(found: Detection, plan: _Plan, output: Path, *, overwrite: bool) 
 def _in_place(path: Path, to: str, *, backup: bool) -> Upgrade:
     with ExitStack() as resources:
         original = locked(path, resources)
-        plan = _plan(recognise(original, path), to)
+        plan = _plan(recognize(original, path), to)
         if plan.start == plan.target:  # another process was faster
             return Upgrade(path, path, plan.start, plan.target)
         output = AtomicFile(path, overwrite=True)
@@ -394,7 +394,7 @@ def _note_origin(db: sqlite3.Connection, revision: str) -> None:
 
 def _verify(db: sqlite3.Connection, path: Path, plan: _Plan, before: Facts) -> None:
     """Raise StoreError if the copy is not at its revision, lost a table, or cannot be read."""
-    found = recognise(db, path)
+    found = recognize(db, path)
     after = fingerprint.read_facts(db).tables
     for table in after:
         db.execute(f"SELECT count(*) FROM {quoted(table)}").fetchone()

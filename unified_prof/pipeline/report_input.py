@@ -156,7 +156,7 @@ class Reader:
             yield overview
 
     def side(self, paths: Sequence[Path]) -> Side:
-        """Return one side of a comparison, labelled with the paths that the user gave.
+        """Return one side of a comparison, labeled with the paths that the user gave.
 
         Raises:
             UprofError: Same as `reports`; also if a path is a cluster summary.

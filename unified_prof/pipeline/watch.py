@@ -146,7 +146,7 @@ class Watch:
         self._interval_began_s = time.monotonic()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="uprof watch", daemon=True)
-        self._signalled: Any = None
+        self._signaled: Any = None
         make_directory(self.folder)
         self._requests = Requests(self.folder, self._number)
         self._file = WatchFile(
@@ -181,8 +181,8 @@ class Watch:
             self._recorded.append(active)
         self._collector.end()
         self._marks.__exit__(None, None, None)
-        if self._signalled is not None:
-            signal.signal(signal.SIGUSR2, self._signalled)
+        if self._signaled is not None:
+            signal.signal(signal.SIGUSR2, self._signaled)
         if error is not None:
             code = error.code if isinstance(error, SystemExit) else 1
             self.exit_code = code if isinstance(code, int) else int(code is not None)
@@ -199,7 +199,7 @@ class Watch:
         if number is None or threading.current_thread() is not threading.main_thread():
             return
         if signal.getsignal(number) is signal.SIG_DFL:
-            self._signalled = signal.signal(number, self._on_signal)
+            self._signaled = signal.signal(number, self._on_signal)
 
     def _on_signal(self, _number: int, _frame: Any) -> None:
         self._attaching.append(_Capture(self._event("signal", "SIGUSR2 requested a capture")))

@@ -24,7 +24,7 @@ OPERATION, KERNEL, COMMUNICATION, COPY, WEIGHT, OTHER = range(len(KINDS))
 SIZES = ("weight_bytes", "gradient_bytes", "activation_bytes", "allocated_bytes")
 # The columns of `Calls` that are summed; they are fields of `Row` too.
 SUMMED = ("total_ns", "forward_ns", "backward_ns", "recomputed_ns", *SIZES)
-_LABELLED = ("name", "module", "line", "stack", "region")  # Columns of numbers in the labels.
+_LABELED = ("name", "module", "line", "stack", "region")  # Columns of numbers in the labels.
 
 
 class Labels:
@@ -130,7 +130,7 @@ def concatenate(parts: Sequence[Calls]) -> Calls:
     labels = Labels()
     size = sum(len(part) for part in parts)
 
-    def column(field_name: str, labelled: bool) -> AnyInts | None:
+    def column(field_name: str, labeled: bool) -> AnyInts | None:
         columns = [getattr(part, field_name) for part in parts]
         if all(values is None for values in columns):
             return None
@@ -138,15 +138,15 @@ def concatenate(parts: Sequence[Calls]) -> Calls:
         offset = 0
         for part, values in zip(parts, columns, strict=True):
             if values is not None:
-                if labelled:
+                if labeled:
                     renumber = np.append(labels.numbers(part.labels.texts), UNKNOWN)
                     values = renumber[values]
                 result[offset : offset + len(part)] = values
             offset += len(part)
         return result
 
-    columns: dict[str, Any] = {name: column(name, labelled=True) for name in _LABELLED}
-    columns |= {name: column(name, labelled=False) for name in SUMMED}
+    columns: dict[str, Any] = {name: column(name, labeled=True) for name in _LABELED}
+    columns |= {name: column(name, labeled=False) for name in SUMMED}
     classes: dict[str, str] = {}
     for part in parts:
         classes.update(part.module_class)

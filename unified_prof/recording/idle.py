@@ -31,7 +31,7 @@ REASONS: Final = (
     "unrecorded",
     "unknown",
 )
-HOST, INPUT, SYNCHRONISING, STREAM, COLLECTIVE, LAUNCHED, UNRECORDED, NOT_KNOWN = range(
+HOST, INPUT, SYNCHRONIZING, STREAM, COLLECTIVE, LAUNCHED, UNRECORDED, NOT_KNOWN = range(
     len(REASONS)
 )
 
@@ -175,12 +175,12 @@ def _split_before_launch(own: IntervalSet, task: Ints, host: HostSide) -> list[_
     rest_start, rest_end, gap = _subtract(own, start, end, gap)
     due = dry[gap]
     parts.append(
-        _segment(rest_start[due], rest_end[due], SYNCHRONISING, task[gap[due]], call[gap[due]])
+        _segment(rest_start[due], rest_end[due], SYNCHRONIZING, task[gap[due]], call[gap[due]])
     )
     left = IntervalSet(rest_start[~due], rest_end[~due])
     left_task = task[gap[~due]]
     start, end, which, sync = intervals.overlaps(left, host.sync)
-    parts.append(_segment(start, end, SYNCHRONISING, left_task[which], sync))
+    parts.append(_segment(start, end, SYNCHRONIZING, left_task[which], sync))
     start, end, which = _subtract(left, start, end, which)
     parts.append(_segment(start, end, HOST, left_task[which]))
     return parts

@@ -16,7 +16,7 @@ from unified_prof.base.columns import NOT_AVAILABLE
 MATMUL: Final = "matmul"
 CONVOLUTION: Final = "convolution"
 ATTENTION: Final = "attention"
-NORMALISATION: Final = "normalization"
+NORMALIZATION: Final = "normalization"
 ELEMENT_WISE: Final = "element-wise"
 REDUCTION: Final = "reduction"
 EMBEDDING: Final = "embedding"
@@ -263,7 +263,7 @@ _OPERATIONS: Final[tuple[tuple[str, str], ...]] = (
     (ELEMENT_WISE, r"rotary rope"),
     (ATTENTION, r"attention attn sdpa fmha mha mla paged"),
     (
-        NORMALISATION,
+        NORMALIZATION,
         r"q?batch_?norm layer_?norm group_?norm instance_?norm rms_?norm qk_norm response_norm "
         r"^renorm sync_batch",
     ),
@@ -376,7 +376,7 @@ _KERNELS: Final[tuple[tuple[str, str], ...]] = (
         r"apply_(?:\w+_)?(?:momentum|gradient|rms_?prop|lamb|ada[a-z]+|ftrl|sign) ^sgd$ ^lamb",
     ),
     (
-        NORMALISATION,
+        NORMALIZATION,
         r"(?:batch|layer|group|instance|(?:qk)?rms|sync_bn|qk|poly|residual|l)_?norm[a-z]* "
         r"^renorm ln_(?:fwd|bwd) cudnn_bn bn_[fb]w[a-z]* "
         r"(?:bn|in|gn)_?(?:d_)?(?:training|infer)[a-z]* welford[a-z]* gamma_?beta moments_?cuda "

@@ -55,7 +55,7 @@ class Timeline:
     duration_ns: int
     labels: tuple[str, ...]
     lanes: tuple[Lane, ...]
-    # Tasks shorter than this may be merged with their neighbours; 0: no tasks are merged.
+    # Tasks shorter than this may be merged with their neighbors; 0: no tasks are merged.
     merged_below_ns: int
     tasks: int  # Number of tasks in all blocks.
     # Start and end of the busiest part, in which no tasks are merged; None if none are merged at

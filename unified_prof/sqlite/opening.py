@@ -391,13 +391,13 @@ def detect(path: Path | str) -> Detection:
     with ExitStack() as resources:
         db = open_read_only(path, resources)
         with reading(path):
-            return recognise(db, path)
+            return recognize(db, path)
 
 
-def recognise(db: sqlite3.Connection, path: Path) -> Detection:
+def recognize(db: sqlite3.Connection, path: Path) -> Detection:
     """Detect the main database of an open connection; `path` is its name in messages."""
     facts = fingerprint.read_facts(db)
-    found = _recognise(path, facts)
+    found = _recognize(path, facts)
     if found.family is None or not facts.not_tables:
         return found
     names = {name.lower() for name in catalogue.load(found.family, "latest").tables}
@@ -406,7 +406,7 @@ def recognise(db: sqlite3.Connection, path: Path) -> Detection:
     return replace(found, not_tables=not_tables)
 
 
-def _recognise(path: Path, facts: Facts) -> Detection:
+def _recognize(path: Path, facts: Facts) -> Detection:
     for family, (table, column, *_) in _NUMBERED.items():
         if facts.has(table, column):
             return _numbered(path, facts, family)

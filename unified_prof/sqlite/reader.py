@@ -324,7 +324,7 @@ class Report(Displayed):
                 self.tables = tuple(
                     name for name in file.statements if not name.lower().startswith("sqlite_")
                 )
-                self.detection = opening.recognise(self._db, self.path)
+                self.detection = opening.recognize(self._db, self.path)
                 if any_revision and self.detection.family:
                     self.family, self.revision = self.detection.family, self.detection.revision
                 else:

@@ -73,10 +73,10 @@ def test_vectorized_spread_equals_that_of_single_rows(
     base: list[float], new: list[float], within: float, learned: bool
 ) -> None:
     between = NoiseModel(Noise(0.03, 5) if learned else None, 1.5)
-    centre = sum(new) / len(new) - sum(base) / len(base)
-    one = spread(centre, base, new, within, between)
+    center = sum(new) / len(new) - sum(base) / len(base)
+    one = spread(center, base, new, within, between)
     half, p_value = spread_by_row(
-        np.array([centre]), np.array([base]), np.array([new]), np.array([within]), between
+        np.array([center]), np.array([base]), np.array([new]), np.array([within]), between
     )
     assert half[0] == pytest.approx(one.half_width)
     assert p_value[0] == pytest.approx(one.p_value, abs=1e-12)
@@ -85,8 +85,8 @@ def test_vectorized_spread_equals_that_of_single_rows(
 def test_few_operations_look_changed_if_only_noise_differs() -> None:
     generator = np.random.default_rng(1)
     base, new = generator.normal(0, 0.05, (2, 400, 2))
-    centre = new.mean(axis=1) - base.mean(axis=1)
-    _, p_values = spread_by_row(centre, base, new, np.zeros(400), NoiseModel())
+    center = new.mean(axis=1) - base.mean(axis=1)
+    _, p_values = spread_by_row(center, base, new, np.zeros(400), NoiseModel())
     assert (p_values < 0.05).mean() < 0.1
     assert (p_values < 0.001).sum() <= 3
 

@@ -152,6 +152,9 @@ def test_host_runs_ahead_without_a_synchronizing_call() -> None:
     real = actual_gain_ns(program, [*middle, *slow, *middle, EndStep()])
     assert found.gain_ns == pytest.approx(real, rel=0.02)
     assert real > 300 * US
+    # The class of all synchronizing calls, also by its former name.
+    for name in ("synchronizing", "synchronising"):
+        assert estimate(program, name, what_if.WITHOUT) == found
 
 
 @pytest.mark.parametrize(("factors", "left"), [((2,), 2), ((2, 4), 4)])

@@ -49,7 +49,7 @@ def test_databases_equal_those_of_torch_npu(case: str, shared: Path, tmp_path: P
         main = expected / f"{database.name}.txt.xz"
         assert not difference(script, main, database, ignored)
         analysis = database.with_name("analysis.db")
-        analysed = expected / f"{analysis.name}.txt.xz"
-        assert analysis.exists() == analysed.exists()
-        if analysed.exists():
-            assert not difference(script, analysed, analysis, rel=1e-9)
+        analyzed = expected / f"{analysis.name}.txt.xz"
+        assert analysis.exists() == analyzed.exists()
+        if analyzed.exists():
+            assert not difference(script, analyzed, analysis, rel=1e-9)

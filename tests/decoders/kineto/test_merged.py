@@ -105,7 +105,7 @@ def test_labels_of_merged_traces_separate_processes_and_devices(
     assert sink.rows("RANK_DEVICE_MAP", "rankId", "deviceId") == [(-1, 0), (-1, 100)]
 
 
-def test_memory_of_a_relabelled_device_moves_with_it(tmp_path: Path) -> None:
+def test_memory_of_a_relabeled_device_moves_with_it(tmp_path: Path) -> None:
     def allocation(pid: str) -> Event:
         args = {"Bytes": 8, "Addr": 1, "Device Id": 0, "Device Type": 1}
         return {"ph": "i", "name": "[memory]", "pid": pid, "tid": 1, "ts": 5, "args": args}

@@ -8,7 +8,7 @@ from unified_prof.pipeline.convert import convert
 LABEL = {"ph": "M", "name": "thread_name", "pid": PID, "tid": str(TID), "args": {"name": "main"}}
 
 
-def test_thread_spelt_as_text_and_number_is_one_thread(tmp_path: Path) -> None:
+def test_thread_spelled_as_text_and_number_is_one_thread(tmp_path: Path) -> None:
     sink = decode_events(
         tmp_path,
         operation("aten::outer", 0, 50),

@@ -162,7 +162,7 @@ def test_invalid_json_counters_do_not_drop_tasks(invalid: dict[str, Any], tmp_pa
     assert decode(path).tables["TASK"]
 
 
-def test_counters_are_totalled_by_operator(tmp_path: Path) -> None:
+def test_counters_are_totaled_by_operator(tmp_path: Path) -> None:
     recording = write(tmp_path / "a.db", with_counters(pmc(1, 3, 1, 4)))
     with open_analyses(convert(recording, tmp_path / "r.db").database) as (analysis,):
         (figure,) = analysis.pmu()

@@ -26,7 +26,7 @@ struct Block {
 };
 
 struct Memory {
-  std::map<char*, Block> blocks;  // by address: neighbours are next to each other
+  std::map<char*, Block> blocks;  // by address: neighbors are next to each other
   std::map<char*, size_t> segments;
   Stats stats;
 };

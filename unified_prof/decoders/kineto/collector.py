@@ -483,7 +483,7 @@ class Collector(Fields):
         rows, valid = self.timed(events, r.ALLOCATION, instant=True)
         rows["thread"] = self.thread_numbers(events)
         device_type = self.ids([a.device_type for a in args])
-        device = self.relabelled(events, self.ids([a.device_id for a in args]))
+        device = self.relabeled(events, self.ids([a.device_id for a in args]))
         rows["device"] = np.where(device_type == _CPU_DEVICE_TYPE, MISSING, device)
         rows["address"] = self.ids([a.address for a in args])
         rows["owner"] = np.array(self.threads.process_ids)[rows["thread"]]

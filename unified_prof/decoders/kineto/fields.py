@@ -260,9 +260,9 @@ class Fields(Parts):
         for event, a in zip(events, args, strict=True):
             device.append(event.pid if a.device is None else a.device)
             stream.append(event.tid if a.stream is None else a.stream)
-        return self.relabelled(events, self.ids(device)), self.ids(stream)
+        return self.relabeled(events, self.ids(device)), self.ids(stream)
 
-    def relabelled(self, events: list[ev.Event], devices: Ints) -> Ints:
+    def relabeled(self, events: list[ev.Event], devices: Ints) -> Ints:
         """Return device numbers, made unique if merged ranks use the same numbers."""
         pids = {event.pid for event in events}
         if not any(isinstance(pid, str) and not pid.isdecimal() for pid in pids):

@@ -216,8 +216,8 @@ class _Separation:
         for (code, _), place in self._places.items():
             # Processes with the label of the device's pid, if it has one.
             label = self._labels[-_FIRST_CODE - code] if code <= -_FIRST_CODE else None
-            labelled = set() if label is None else self._by_label.get(label, set())
-            candidates[place] = labelled or set(range(self._callers))
+            labeled = set() if label is None else self._by_label.get(label, set())
+            candidates[place] = labeled or set(range(self._callers))
         while candidates:
             best = {place: self._best(place, choices) for place, choices in candidates.items()}
             place = max(best, key=lambda place: best[place][1])

@@ -448,7 +448,7 @@ _SKIPPED = -1e9  # The exporter's bandwidth, -1 GB/s, of payloads that it skips.
 def closing_tasks(operator_names: list[str]) -> Ints:
     """Return the number of tasks that end an RDMA transfer, for each operator.
 
-    These tasks are a notify and its acknowledgement, in both directions unless the operator is
+    These tasks are a notify and its acknowledgment, in both directions unless the operator is
     one-way.
     """
     closing = (

@@ -21,7 +21,7 @@ from unified_prof.decoders.prof.slices import DataFolder
 # Chips whose databases were compared with the exporter's: 910A, 310P, 910B, 310B, 950.
 TESTED_PLATFORMS = (1, 4, 5, 7, 15)
 
-# Kinds of files that are read: names as in `DataFolder`, without the prefix of ageing.
+# Kinds of files that are read: names as in `DataFolder`, without the prefix of aging.
 DECODED = frozenset(
     """
     api_event compact.task_track compact.node_basic_info compact.node_attr_info
@@ -62,7 +62,7 @@ MADE_BY_MSPROF = {"analyze", "log", "query", "sqlite", "summary", "timeline"}
 
 # Type of AI CPU records about collectives whose layout is not known.
 _UNKNOWN_COLLECTIVE = 6
-_AGEING = re.compile(r"(?:un)?aging\.")
+_AGING = re.compile(r"(?:un)?aging\.")
 _NO_TABLE = re.compile("|".join(WITHOUT_TABLE))
 
 
@@ -100,7 +100,7 @@ def write_coverage(prof: ProfDirectory, sink: Sink) -> None:
     for part in (*host, *prof.devices):
         name = f"device {part.device_id}" if isinstance(part, DeviceDirectory) else "host"
         kinds = {
-            path: _AGEING.sub("", kind, count=1)
+            path: _AGING.sub("", kind, count=1)
             for kind, file in part.data.files.items()
             for path in file.paths
         }
@@ -131,7 +131,7 @@ def why_not_decoded(kind: str) -> str | None:
 
     None if they are decoded or contain nothing for a table.
     """
-    kind = _AGEING.sub("", kind, count=1)
+    kind = _AGING.sub("", kind, count=1)
     if kind in DECODED or _NO_TABLE.fullmatch(kind):
         return None
     for pattern, what in UNDECODED.items():

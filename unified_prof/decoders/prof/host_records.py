@@ -266,10 +266,10 @@ def _last_reaching(end: Keys, start: Ints, keys: Keys) -> Ints:
         right = np.minimum(2 * block + 1, offsets[lower + 1] - offsets[lower] - 1)
         right = np.where(down, right, 0)
         child = np.where(blocks[offsets[lower] + right] >= key, right, 2 * block)
-        # Climb to the left neighbour; for a left half, to that of its parent.
+        # Climb to the left neighbor; for a left half, to that of its parent.
         left_half = block % 2 == 0
-        neighbour = np.where(left_half, block // 2 - 1, block - 1)
-        block = np.where(down, child, np.where(up, neighbour, block))
+        neighbor = np.where(left_half, block // 2 - 1, block - 1)
+        block = np.where(down, child, np.where(up, neighbor, block))
         level = np.where(down, lower, np.where(up & left_half, level + 1, level))
     result[query] = block
     return result

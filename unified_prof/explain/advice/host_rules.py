@@ -41,7 +41,7 @@ from unified_prof.recording.idle import (
     INPUT,
     LATE_NS,
     LAUNCHED,
-    SYNCHRONISING,
+    SYNCHRONIZING,
     UNRECORDED,
 )
 from unified_prof.recording.model import Evidence
@@ -64,7 +64,7 @@ _COMPILED = f'torch.compile(mode="reduce-overhead"), %s {_GRAPHS}, a larger batc
 
 def host_bound(context: DeviceContext) -> Iterator[Cause]:
     """Find idle time before tasks that the host had not launched yet."""
-    if context.share(context.max_idle_ns(HOST, LAUNCHED, SYNCHRONISING)) < IDLE_SHARE:
+    if context.share(context.max_idle_ns(HOST, LAUNCHED, SYNCHRONIZING)) < IDLE_SHARE:
         return
     cost = gaps = latency_ns = long = long_ns = longest = 0
     spans = intervals.EMPTY
@@ -191,7 +191,7 @@ def _host_bound_segments(context: DeviceContext) -> Iterator[IdleSegments]:
     """Yield the idle time that the host causes and no other finding explains."""
     for idle, host_bound in context.host_bound_windows():
         # A short gap after a synchronization is its cost; a long one is work of the host.
-        is_work = (idle.reason == SYNCHRONISING) & (idle.task >= 0)
+        is_work = (idle.reason == SYNCHRONIZING) & (idle.task >= 0)
         is_work &= idle.length_ns >= MIN_NAMED_GAP_NS
         segments = idle.take(host_bound | is_work).without(context.claimed)
         if len(segments.task):

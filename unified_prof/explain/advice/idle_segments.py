@@ -24,7 +24,7 @@ from unified_prof.recording.idle import (
     LAUNCHED,
     NOT_KNOWN,
     REASONS,
-    SYNCHRONISING,
+    SYNCHRONIZING,
 )
 from unified_prof.recording.recording import Recording
 from unified_prof.recording.tasks import FOREVER
@@ -265,7 +265,7 @@ def _after_launches(recording: Recording, idle: IdleSegments) -> tuple[Ints, Int
     """Return the segments after a known launch, and the starts of their tasks and launches."""
     rows = np.flatnonzero((idle.reason == LAUNCHED) & (idle.task >= 0))
     # Time with another wait is not launch latency.
-    waited = np.isin(idle.reason, (SYNCHRONISING, INPUT))
+    waited = np.isin(idle.reason, (SYNCHRONIZING, INPUT))
     rows = rows[~np.isin(idle.task[rows], idle.task[waited])]
     if not len(rows) or not len(recording.host_calls):
         return _NO_TIMES, _NO_TIMES, _NO_TIMES
@@ -359,7 +359,7 @@ class AnalyzedTime:
             waiting = intervals.covered(waits, segments.start_ns, segments.end_ns)
             pause = (waiting >= COVERED_SHARE * length) & (length >= LATE_NS)
             pause |= length > PAUSE_SHARE * window.total_ns
-            pause &= np.isin(segments.reason, (HOST, SYNCHRONISING, NOT_KNOWN))
+            pause &= np.isin(segments.reason, (HOST, SYNCHRONIZING, NOT_KNOWN))
             begins.append(segments.start_ns[pause])
             ends.append(segments.end_ns[pause])
         gaps = intervals.merge(np.concatenate(begins), np.concatenate(ends))
@@ -468,7 +468,7 @@ class AnalyzedTime:
     @cached_property
     def sync_idle(self) -> IdleSegments:
         """Idle time caused by synchronizations."""
-        return self.idle_where(lambda idle: idle.reason == SYNCHRONISING)
+        return self.idle_where(lambda idle: idle.reason == SYNCHRONIZING)
 
     def host_bound_windows(self) -> Iterator[tuple[IdleSegments, Flags]]:
         """Yield `idle_windows`, each with a mask of its host-bound time.

@@ -319,7 +319,7 @@ FUSION_SAVING = 0.05  # Minimum saving: of few chains, compilers fuse only a par
 # of kernel time. Casts are part of such chains.
 LONG_CHAIN, LONG_CHAINS_SHARE = 3, 0.05
 MIN_LOOP = 12  # Minimum runs of one operation that are a loop over tensors, not a chain.
-_FUSIBLE = names.ELEMENT_WISE, names.CAST, names.REDUCTION, names.NORMALISATION
+_FUSIBLE = names.ELEMENT_WISE, names.CAST, names.REDUCTION, names.NORMALIZATION
 
 
 def unfused_elementwise(context: DeviceContext) -> Iterator[Cause]:

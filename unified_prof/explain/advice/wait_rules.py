@@ -30,7 +30,7 @@ from unified_prof.explain.schedule.builder import without_ranges
 from unified_prof.explain.schedule.selection import Selection, host_ranges
 from unified_prof.recording import names
 from unified_prof.recording.calls import COPY, KERNEL
-from unified_prof.recording.idle import HOST, INPUT, LAUNCHED, SYNCHRONISING
+from unified_prof.recording.idle import HOST, INPUT, LAUNCHED, SYNCHRONIZING
 from unified_prof.recording.model import Evidence, Sureness
 from unified_prof.recording.names import Words
 from unified_prof.recording.recording import Recording
@@ -276,14 +276,14 @@ def _sync_gaps(context: DeviceContext) -> _SyncGaps:
 
 def synchronising_calls(context: DeviceContext) -> Iterator[Cause]:
     """Find idle time between the return of a synchronization and the next task."""
-    if not context.max_idle_ns(SYNCHRONISING):
+    if not context.max_idle_ns(SYNCHRONIZING):
         return
     gaps = _sync_gaps(context)
     gaps = gaps.take(~gaps.copies)
     idle_ns, copied = int(gaps.cost_ns.sum()), gaps.copy >= 0
     share = context.share(idle_ns)
     # The host also catches up with launches later, so the replay may gain more.
-    behind_ns = 0 if context.quick else context.max_idle_ns(HOST, LAUNCHED, SYNCHRONISING)
+    behind_ns = 0 if context.quick else context.max_idle_ns(HOST, LAUNCHED, SYNCHRONIZING)
     if not idle_ns or context.share(max(idle_ns, behind_ns)) < MIN_SHARE:
         return
     of_idle = idle_ns / max(context.idle_ns, 1)

@@ -115,7 +115,7 @@ def build_schedule(recording: Recording, max_tasks: int | None = None) -> Schedu
     usual = int(np.median(returned[waited])) if len(waited) else 0
     # A copy of pageable memory may end after its call.
     lag = np.clip(returned, np.where(waits.own[which], returned, 0), usual)
-    edges.append(Edges.uniform(awaited + points, ends, lag, behind=True, kind=graph.SYNCHRONISING))
+    edges.append(Edges.uniform(awaited + points, ends, lag, behind=True, kind=graph.SYNCHRONIZING))
     edges += _ends(recording, steps_analyzed, tasks, threads, end, points)
     # Workers keep their pace: batches arrive no earlier than recorded, after the first moment.
     first = np.full(len(threads.fetched), int(time.argmin()))

@@ -284,5 +284,5 @@ def _with_edges(
 # to its task; from one task to the next on its stream; from a task to what waited for it by an
 # event; the same inferred from times alone; the end of a step; a batch of worker processes; from a
 # member of a collective, or the collective before it, to its end; from that end to a waiting rank.
-HOST, SYNCHRONISING, QUEUE, HANDED, LAUNCH, STREAM, EVENT, SEEN, DONE, FETCHED = range(10)
+HOST, SYNCHRONIZING, QUEUE, HANDED, LAUNCH, STREAM, EVENT, SEEN, DONE, FETCHED = range(10)
 MEMBER, COLLECTIVE = 10, 11

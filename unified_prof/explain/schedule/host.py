@@ -135,7 +135,7 @@ def load_moments(
     points = _Points(skew_ns)
     launches = points.add(calls.thread[launching], calls.start_ns[launching], _LAUNCH)
     blocked = blocked[np.isin(calls.thread[blocked], calls.thread[launching])]
-    syncs = _synchronising(calls, recording.strings, launching, framework)
+    syncs = _synchronizing(calls, recording.strings, launching, framework)
     syncs = np.concatenate((np.setdiff1d(syncs, blocked), blocked))
     if until_ns is not None:
         syncs = syncs[calls.start_ns[syncs] < until_ns]
@@ -176,7 +176,7 @@ def load_moments(
     inside = end_at == begin_at + 1  # otherwise launches are within the call
     at = begin_at[inside]
     lag[at] = np.minimum(lag[at], _RETURNS_NS)
-    kind[at] = graph.SYNCHRONISING
+    kind[at] = graph.SYNCHRONIZING
     at = place[got] - 1
     behind = at >= 0
     at, since = at[behind], handed.idle_since_ns[behind]
@@ -226,7 +226,7 @@ def _fetches(framework: Framework | None) -> Ints:
     return ranges[lengths >= max(_FETCH_NS, _FETCH_SHARE * between)]
 
 
-def _synchronising(
+def _synchronizing(
     calls: HostCalls, strings: Strings, launching: Ints, framework: Framework | None
 ) -> Ints:
     """Return the outermost synchronizing calls of relevant threads, by thread and time."""

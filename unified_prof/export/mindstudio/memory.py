@@ -77,7 +77,7 @@ def write_npu_module_mem(recording: Recording, delivery: Delivery) -> None:
     order = np.lexsort((found["timestampNs"], found["moduleId"]))
     names = recording.enum("ENUM_MODULE")
     size = found["totalReserved"]
-    # Round towards zero, but keep -1: the profiler has seen releases only.
+    # Round toward zero, but keep -1: the profiler has seen releases only.
     kilobytes = np.where(size == MISSING, MISSING, np.sign(size) * (np.abs(size) // 1024))
     kilobytes[size == -1] = -1
 

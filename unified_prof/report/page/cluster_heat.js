@@ -11,7 +11,7 @@ function knownNumbers(text, count) {
   return found;
 }
 
-function cssColour(name) {
+function cssColor(name) {
   const probe = document.createElement("canvas").getContext("2d");
   probe.fillStyle = getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   probe.fillRect(0, 0, 1, 1);
@@ -23,7 +23,7 @@ function mixed(low, high, share) {
 }
 
 /**
- * @param options {label, rows, columns, value(row, column), inWords(row, column), colour(value), rowName, columnName, pick(row, column), worst}
+ * @param options {label, rows, columns, value(row, column), inWords(row, column), color(value), rowName, columnName, pick(row, column), worst}
  *   `worst` selects the cell to draw if several share a pixel: the largest or the smallest.
  */
 function heatMap(options) {
@@ -53,28 +53,28 @@ function heatMap(options) {
   function draw() {
     const context = canvas.getContext("2d");
     const image = context.createImageData(width, height);
-    const none = cssColour("--none");
-    const colour = options.colours();
+    const none = cssColor("--none");
+    const color = options.colors();
     for (let y = 0; y < height; y += 1) {
       for (let x = 0; x < width; x += 1) {
         const found = behind(y, x);
-        const [red, green, blue] = found === null ? none : colour(found.value, found.row, found.column);
+        const [red, green, blue] = found === null ? none : color(found.value, found.row, found.column);
         image.data.set([red, green, blue, 255], 4 * (y * width + x));
       }
     }
     context.putImageData(image, 0, 0);
-    if (options.stands) drawAgain(context, colour);
+    if (options.stands) drawAgain(context, color);
     canvas.dataset.drawn = "yes";
   }
 
   /** Outliers among many cells are drawn larger, so that single pixels are visible. */
-  function drawAgain(context, colour) {
+  function drawAgain(context, color) {
     const side = Math.floor(Math.min(width, height) / MOST_LARGE);
     for (let y = 0; y < height; y += 1) {
       for (let x = 0; x < width; x += 1) {
         const found = behind(y, x);
         if (found === null || !options.stands(found.value)) continue;
-        context.fillStyle = `rgb(${colour(found.value, found.row, found.column).join(" ")})`;
+        context.fillStyle = `rgb(${color(found.value, found.row, found.column).join(" ")})`;
         context.fillRect(x - side, y - side, 2 * side + 1, 2 * side + 1);
       }
     }

@@ -4,7 +4,7 @@ const LANE_HEIGHT = 30;
 const LABEL_WIDTH = 86;
 const AXIS = 24;
 /** Colors of the rows of a rank; the first row has the kernels. */
-const LANE_COLOURS = ["--compute", "--communication", "--other", "--copy", "--high", "--rest"];
+const LANE_COLORS = ["--compute", "--communication", "--other", "--copy", "--high", "--rest"];
 
 function lanesSection() {
   const data = page.lanes;
@@ -18,7 +18,7 @@ function lanesSection() {
   const canvas = make("canvas", { tabindex: 0, role: "img", "aria-label": `Step ${data.step} of ${lanes.length} ranks on one clock: kernels and communication` });
   const tip = make("div", { class: "tip", hidden: true });
 
-  const colourOf = (label) => LANE_COLOURS[label === 0 ? 0 : 1 + ((label - 1) % (LANE_COLOURS.length - 1))];
+  const colorOf = (label) => LANE_COLORS[label === 0 ? 0 : 1 + ((label - 1) % (LANE_COLORS.length - 1))];
 
   function draw() {
     const ratio = window.devicePixelRatio || 1;
@@ -37,7 +37,7 @@ function lanesSection() {
     context.textBaseline = "middle";
     const scaleOf = (width - LABEL_WIDTH) / (view.to - view.from);
     const x = (time) => LABEL_WIDTH + (time - view.from) * scaleOf;
-    const colours = data.labels.map((_, index) => style.getPropertyValue(colourOf(index)).trim());
+    const colors = data.labels.map((_, index) => style.getPropertyValue(colorOf(index)).trim());
     for (let tick = 0; tick <= 4; tick += 1) {
       const time = view.from + ((view.to - view.from) * tick) / 4;
       context.fillStyle = ink;
@@ -60,7 +60,7 @@ function lanesSection() {
         const wide = lane.duration[index] * scaleOf;
         if (left > width || left + wide < LABEL_WIDTH) continue;
         const kernels = lane.label[index] === 0;
-        context.fillStyle = colours[lane.label[index]];
+        context.fillStyle = colors[lane.label[index]];
         context.fillRect(left, top + (kernels ? 4 : 17), Math.max(0.6, wide), 11);
       }
       context.restore();
@@ -129,7 +129,7 @@ function lanesSection() {
   const left = lanes.reduce((sum, lane) => sum + lane.left_out, 0);
   if (left) notes.push(`The ${words.count(left)} shortest kernels are not drawn.`);
   section.append(canvas, make("ul", { class: "legend" }, ...data.labels.map((text, index) => make("li", {},
-    make("span", { class: "swatch", style: { background: `var(${colourOf(index)})` } }), text.replaceAll("_", " ")))), tip,
+    make("span", { class: "swatch", style: { background: `var(${colorOf(index)})` } }), text.replaceAll("_", " ")))), tip,
   make("p", { class: "small soft", text: notes.join(" ") }));
   return section;
 }

@@ -80,8 +80,8 @@ function stepsSection(choose) {
     const map = heatMap({
       label: `${title} by rank (rows) and step (columns), ${words.duration(low * 1000)} to ${words.duration(high * 1000)}`,
       rows: ranks.length, columns: steps.length, value, worst: "most",
-      colours: () => {
-        const [from, to] = [cssColour("--low"), cssColour("--high")];
+      colors: () => {
+        const [from, to] = [cssColor("--low"), cssColor("--high")];
         return (one) => mixed(from, to, high > low ? (one - low) / (high - low) : 0);
       },
       inWords: (row, step) => `${nameOf(ranks[index[row]])}, step ${steps[step]}: ${title.toLowerCase()} ${words.duration(value(row, step) * 1000)}`,
@@ -125,8 +125,8 @@ function linksSection(choose) {
       label: `Links from rank (rows) to rank (columns): bandwidth relative to similar links`,
       rows: size, columns: size, square: true, worst: "least",
       value: (row, column) => cells.get(row * size + column)?.ratio ?? NaN,
-      colours: () => {
-        const [fine, slow] = [cssColour("--fine"), cssColour("--slow")];
+      colors: () => {
+        const [fine, slow] = [cssColor("--fine"), cssColor("--slow")];
         return (one) => mixed(fine, slow, Math.max(0, Math.min(1, (1 - one) / 0.6)));
       },
       inWords: (row, column) => {
