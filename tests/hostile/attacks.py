@@ -158,7 +158,7 @@ def _parquet_bomb(folder: Path) -> Path:
         cursor = db.execute(f"SELECT * FROM {KERNELS} LIMIT 1")
         row = cursor.fetchone()
     columns = {
-        name: pyarrow.array([value]).take(pyarrow.array([0]).take(pyarrow.array([0] * 500_000)))
+        name: pyarrow.array([value]).take(pyarrow.array([0]).take(pyarrow.array([0] * 150_000)))
         for (name, *_), value in zip(cursor.description, row, strict=True)
     }
     table = pyarrow.table(columns)
@@ -252,8 +252,8 @@ ATTACKS: dict[str, Format] = {
     "zip with odd names": Format(
         partial(_zip_with, ("run.pt.trace.json/a", "x" * 300, "a\\..\\..\\x", "")), _TO_FOLDER, ()
     ),
-    "zip of 20,000 files": Format(
-        partial(_zip_with, [f"{number}.txt" for number in range(20_000)]), _TO_FOLDER, ()
+    "zip of 10,000 files": Format(
+        partial(_zip_with, [f"{number}.txt" for number in range(10_000)]), _TO_FOLDER, ()
     ),
     "tar with links and devices": Format(
         partial(
@@ -291,7 +291,7 @@ ATTACKS: dict[str, Format] = {
     "2 million equal keys": _of_trace(
         lambda: _OPEN + b"{" + b",".join([b'"k":1'] * 2_000_000) + b"}}"
     ),
-    "100,000 threads": _converted(partial(_many, _thread, 100_000)),
+    "30,000 threads": _converted(partial(_many, _thread, 30_000)),
     "100,000 nested operations": _converted(partial(_many, _nesting, 100_000)),
     "hostile names": Format(
         _names,

@@ -28,6 +28,8 @@ from tests.analysis.builders import training_step
 from tests.hostile import mutators
 from tests.hostile.formats import DOCUMENTED, Command, Format
 from unified_prof.cli.app import main
+from unified_prof.decoders import compression
+from unified_prof.pipeline import temporary_inputs
 
 # Limits of a trial; the inputs of mutations have a few kilobytes.
 MAX_MEMORY_BYTES = 1 << 31  # of address space, of which Arrow reserves 1 GiB
@@ -35,6 +37,9 @@ MAX_CPU_S = 30
 MAX_FILE_BYTES = 1 << 30
 # A process that waits, for example for a pipe, uses no processor time.
 MAX_WALL_S = 150
+# Limits of uprof are lowered to these for a trial: inputs above its own take seconds.
+MAX_ARCHIVE_MEMBERS = 25_000
+MAX_INNER_ARCHIVE_BYTES = 128 << 20
 # The result of a conversion is checked in one of so many trials.
 _AFTERWARDS_EVERY = 4
 
@@ -207,6 +212,8 @@ def _child(
     commands: Sequence[Command], required: int, cwd: Path, trial: Path, results: int
 ) -> None:
     """Run commands up to the first that fails, after those required; write their exit codes."""
+    temporary_inputs._MAX_MEMBERS = MAX_ARCHIVE_MEMBERS
+    compression._MAX_INNER_ARCHIVE_BYTES = MAX_INNER_ARCHIVE_BYTES
     os.environ.update(TMPDIR=str(trial / "tmp"), HOME=str(trial), COLUMNS="100")
     tempfile_reset()
     os.chdir(cwd)
