@@ -123,16 +123,21 @@ def advice_document(
             document.line(_NO_FINDINGS)
     for one in reports:
         document.title(one.title)
-        add_advice(document, one.advice, top=top, said=one.composition)
+        add_advice(document, one.advice, top=top, said=one.composition, path=one.path)
     if not document.blocks:
         document.line(_NO_FINDINGS)
     return document
 
 
 def add_advice(
-    document: Document, advice: Advice, *, top: int | None, said: Sequence[str] = ()
+    document: Document,
+    advice: Advice,
+    *,
+    top: int | None,
+    said: Sequence[str] = (),
+    path: str = "REPLAY",
 ) -> None:
-    """Add the findings of one report; without any, what takes the time (`said`)."""
+    """Add the findings of the report at `path`; without any, what takes the time (`said`)."""
     document.fact("analyzed", _analyzed_part(advice))
     if advice.together_ms and sum(bool(one.cost_ms_per_step) for one in advice.findings) > 1:
         saved = names.format_duration(advice.together_ms * 1e6)
@@ -152,7 +157,7 @@ def add_advice(
             document.table(_evidence(found))
     if top is not None and len(advice.findings) > top:
         document.note(f"and {names.format_number(len(advice.findings) - top)} more (--top)")
-    for line in replay_notes(advice):
+    for line in replay_notes(advice, path):
         document.note(line)
     if skipped := _skipped_by_reason(advice):
         more = len(skipped) - _MAX_REASONS

@@ -31,16 +31,19 @@ def excluded_part(advice: Advice) -> list[str]:
     return [f"not analyzed: {gaps} {length}, in which the device is idle"]
 
 
-def replay_notes(advice: Advice) -> list[str]:
-    """Say how to see the operations of graph replays, if replays take much of the time."""
+def replay_notes(advice: Advice, path: str = "REPLAY") -> list[str]:
+    """Return the command that shows the operations of graph replays, if replays take much time.
+
+    `path` is the recording of the replays.
+    """
     if advice.replayed_share < _REPLAYED_SHARE:
         return []
     share = names.format_percent(100 * advice.replayed_share)
     option, capture = "--with", advice.capture or "CAPTURE"
     if advice.capture and not capture.endswith(".db"):
         option = "--convert --with"
-    text = f"`report {option} {names.neutral(shlex.quote(capture))}` shows operations"
-    return [f"{share} of device time is in graph replays: {text}"]
+    command = names.neutral(f"uprof report {shlex.quote(path)} {option} {shlex.quote(capture)}")
+    return [f"{share} of device time is in graph replays: `{command}` shows operations"]
 
 
 def composition(summary: Summary, shown: Sequence[Breakdown], advice: Advice) -> list[str]:

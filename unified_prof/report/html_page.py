@@ -112,7 +112,7 @@ def _report(analysis: Analysis, request: ReportRequest, blocks: int) -> dict[str
     if advice := shown.advice:
         breakdowns = [one.breakdown for one in shown.selections[:1]]
         report["composition"] = composition(shown.summary, breakdowns, advice)
-        report["advice_notes"] = [*excluded_part(advice), *replay_notes(advice)]
+        report["advice_notes"] = [*excluded_part(advice), *replay_notes(advice, shown.summary.path)]
     if request.source_root is not None:
         lines = SourceLines(request.source_root)
         report["source"] = lines.texts(_source_lines(figures, trees))

@@ -583,7 +583,7 @@ def add_findings(document: Document, figures: Figures) -> None:
         document.note(f"`uprof advise` shows {more}evidence and what to try")
         if all(map(_is_of_machine, advice.findings)):
             document.note("; ".join(["the program itself: no findings", *composed]))
-    for line in (*excluded_part(advice), *replay_notes(advice)):
+    for line in (*excluded_part(advice), *replay_notes(advice, figures.summary.path)):
         document.note(line)
 
 
