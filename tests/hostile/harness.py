@@ -38,7 +38,7 @@ MAX_FILE_BYTES = 1 << 30
 # A process that waits, for example for a pipe, uses no processor time.
 MAX_WALL_S = 150
 # Limits of uprof are lowered to these for a trial: inputs above its own take seconds.
-MAX_ARCHIVE_MEMBERS = 25_000
+MAX_ARCHIVE_MEMBERS = 12_000
 MAX_INNER_ARCHIVE_BYTES = 128 << 20
 # The result of a conversion is checked in one of so many trials.
 _AFTERWARDS_EVERY = 4
