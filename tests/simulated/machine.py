@@ -73,7 +73,10 @@ class Thread:
 
     def innermost(self, category: str) -> int | None:
         """Return the id of the innermost range of a category."""
-        return next((number for kind, number in reversed(self.ranges) if kind == category), None)
+        for kind, number in reversed(self.ranges):
+            if kind == category:
+                return number
+        return None
 
 
 class Machine:
