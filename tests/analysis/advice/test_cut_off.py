@@ -47,3 +47,16 @@ def test_time_after_the_cut_is_not_idle(tmp_path: Path, cut: float | None, on_de
     whole_ms = 0.4 * PER_STEP if cut == 0.3 else PER_STEP
     assert found.step_ms is not None
     assert found.step_ms <= whole_ms
+
+
+@pytest.mark.parametrize(("end", "sure"), [("\n]}", "certain"), (',\n{"ph": "X', "possible")])
+def test_findings_before_a_cut_are_possible(tmp_path: Path, end: str, sure: str) -> None:
+    """Traces of old releases are not sorted: events before the cut may be missing, too."""
+    late = [
+        one for one in events(on_device=True) if one["cat"] != "kernel" or one["ts"] % 2000 < 999
+    ]
+    path = builders.write(tmp_path / "trace.json", late)
+    path.write_text(path.read_text().removesuffix("\n]}") + end)
+    convert(path, tmp_path / "run.db")
+    found = {one.kind: one.sure for one in advice(tmp_path / "run.db").findings}
+    assert found["host_bound"] == sure

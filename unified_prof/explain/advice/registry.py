@@ -44,6 +44,7 @@ from unified_prof.explain.what_if import Replay
 from unified_prof.recording.model import Advice, Finding, NotJudged
 from unified_prof.recording.names import LAUNCHES_GRAPH
 from unified_prof.recording.recording import Recording
+from unified_prof.recording.steps import FOREVER
 
 # Requirement of a rule: returns what a recording lacks, or None.
 Lacks = Callable[[DeviceContext], str | None]
@@ -125,6 +126,8 @@ class Rule:
             if context.device is None and context.profiler_overhead:
                 sure = "likely" if finding.sure == "certain" else finding.sure
                 finding = replace(finding, sure=sure, text=finding.text + context.slowed_host)
+            if context.recording.cut_ns != FOREVER:  # Old traces lack events before the cut, too.
+                finding = replace(finding, sure="possible")
             result.append(replace(cause, finding=finding))
         return result
 
