@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.tracking.workloads import PROVIDERS, Workload
+from tests.tracking.workloads import NET, PROVIDERS, Workload
 from unified_prof.errors import CaptureError
 from unified_prof.tracking import operations
 from unified_prof.tracking.driver import Driver, Instrument, Stage
@@ -107,16 +107,6 @@ def test_error_while_closing_is_kept() -> None:
     assert log[-2:] == ["b stop early", "a stop early"]
 
 
-NET = """
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.lin = nn.Linear(8, 8)
-    def forward(self, x):
-        return self.lin(x)
-"""
-
-
 def test_additional_instruments_get_separate_iterations(workload: Workload) -> None:
     log: list[str] = []
     tracked = workload.track(NET + PROVIDERS, instruments=[Spy(log, "a")], iterations=3)
@@ -144,7 +134,7 @@ def test_instrument_failure_is_reported_and_keeps_program_and_report(
     outcome = workload.run(instruments=[Spy([], "a", "begin 0")])
     assert outcome.exit_code == 0
     assert outcome.tracked is not None
-    assert len(outcome.tracked.operations) == 1
+    assert len(outcome.tracked.operations) == 2
     assert not outcome.tracked.complete
     fault = "timeline could not be measured (RuntimeError: a failed)"
     assert outcome.failure == fault

@@ -6,18 +6,9 @@ from typing import Any
 
 import pytest
 
-from tests.tracking.workloads import Workload
+from tests.tracking.workloads import NET, Workload
 from unified_prof.tracking import interference
 from unified_prof.tracking.interference import WaitingTime, waited_within
-
-NET = """
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.lin = nn.Linear(8, 8)
-    def forward(self, x):
-        return self.lin(x)
-"""
 
 needs_schedstat = pytest.mark.skipif(
     not Path("/proc/thread-self/schedstat").exists(), reason="needs /proc/thread-self/schedstat"
