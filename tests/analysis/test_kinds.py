@@ -42,4 +42,4 @@ def test_page_has_title_and_detail_heading_of_every_breakdown(tmp_path: Path) ->
     with open_reports(tmp_path) as opened:
         page = html.produce_page(opened, ReportRequest())
     for kind in KINDS.values():
-        assert f'"{kind.by}":{{"title":"{kind.title}","detail":"{kind.detailed}"}}' in page
+        assert f'"{kind.by}":{{"title":"{kind.title}","detail":"{kind.detailed}","count":' in page

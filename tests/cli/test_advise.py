@@ -1,6 +1,7 @@
 """`uprof advise`, its formats, and `unified_prof.advise`."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -38,7 +39,7 @@ def test_text_output_lists_cost_and_advice_of_each_finding(
     assert "try: reduce launch overhead" in text
     assert "before Add" in text
     (skipped,) = [line for line in text.splitlines() if line.startswith("skipped: ")]
-    assert "unfused_optimizer and 4 more (--json): no framework oper" in skipped
+    assert re.search(r"unfused_optimizer and \d more \(--json\): no framework oper", skipped)
     assert skipped.endswith("more reasons (--json)")
 
 

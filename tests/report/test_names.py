@@ -171,6 +171,7 @@ def test_piped_table_is_limited_to_200_columns_and_csv_and_json_have_full_names(
     assert 80 < max(map(len, shown.splitlines())) <= 200
     with monkeypatch.context() as patch:
         patch.setenv("COLUMNS", "80")
+        patch.delenv("LINES", raising=False)
         limited = uprof("report", recording, "--by", "kernel").stdout
     assert max(map(len, limited.splitlines())) <= 80
     for short in SYMBOLS.values():
