@@ -45,11 +45,17 @@ function sortableTable(label, offered, rows, state, announce) {
     dropped.clear();
     scroll.classList.remove("wide");
     showColumns();
-    while (!state.wide && isWide()) {
-      const left = columns.slice(1).filter((column) => !dropped.has(column) && column.key !== state.key && importanceOf(column) < 10).reverse();
-      if (!left.length) break;
-      const value = (column) => importanceOf(column) * filled.get(column);
-      dropped.add(left.reduce((least, column) => (value(column) < value(least) ? column : least)));
+    const value = (column) => importanceOf(column) * filled.get(column);
+    const rest = columns.slice(1).filter((column) => column.key !== state.key && importanceOf(column) < 10).reverse();
+    while (!state.wide && isWide() && rest.length) {
+      // Widths are read once: each layout of many rows takes long.
+      const widths = new Map(columns.map((column, number) => [column, head.cells[number].offsetWidth]));
+      for (let excess = scroll.scrollWidth - scroll.clientWidth; excess > 0 && rest.length;) {
+        const least = rest.reduce((one, column) => (value(column) < value(one) ? column : one));
+        rest.splice(rest.indexOf(least), 1);
+        dropped.add(least);
+        excess -= widths.get(least);
+      }
       showColumns();
     }
     // Breaking names gains nothing if the table is wider than the window anyway.
@@ -102,7 +108,7 @@ function sortableTable(label, offered, rows, state, announce) {
     if (!shown.length) body.append(make("tr", {}, make("td", { class: "text", colspan: columns.length, text: "No matches." })));
     more.hidden = shown.length === found.length;
     more.textContent = `Show all ${words.count(found.length)}`;
-    if (width) fit();
+    if (dropped.size) showColumns(); // A change of the width chooses columns again.
     return found.length;
   }
 
