@@ -60,8 +60,7 @@ def partials(target: str) -> dict[str, int]:
 def test_second_build_leaves_summary_and_partials_unchanged(run: Path, target: str) -> None:
     first = build([str(run)], target)
     assert (first.world_size, first.ranks_read, first.new, first.already) == (4, 4, 4, False)
-    assert first.is_complete
-    assert first.coverage == "4 of 4 ranks"
+    assert (first.is_complete, first.coverage) == (True, "4 of 4 ranks")
     assert first.steps == (0, 1, 2)
     assert "rank 2" in first.findings[0]
     summary, before = Path(target) / "cluster.sqlite", partials(target)

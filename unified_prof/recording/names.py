@@ -192,7 +192,6 @@ _STEPS: Final = (
     (Words("^muls?$"), "x"),
     (Words("^real_div$ ^divs?$"), "d"),
     (Words("^(?:silu|swish)$"), "s"),
-    (Words("^sigmoid$"), "g"),
     (Words("^split$ ^(?:strided_)?slice$ ^view_copy$ ^as_strided$ ^tensor_move$"), "l"),
     (Words("^neg$"), "n"),
     (Words("^concat$"), "k"),
@@ -206,7 +205,7 @@ FUSED_OPERATIONS: Final = (
     ("RMSNorm", re.compile("c?pma?rx(?:xc?|cx?)?"), "torch_npu.npu_rms_norm", 1.0),
     ("SwiGLU", re.compile("l*sl*x"), "torch_npu.npu_swiglu on gate and up in one tensor", 1.0),
     ("rotary embedding", re.compile("x?l*nl*kxx?a"), "torch_npu.npu_rotary_mul", 2 / 3),
-    ("GELU", re.compile("[pxad]+[et]ax+|xgx"), "torch.nn.functional.gelu", 2 / 3),
+    ("GELU", re.compile("[pxad]+[et]ax+"), "torch.nn.functional.gelu", 2 / 3),
 )
 # Dtypes. cuBLAS, cuDNN and CUTLASS multiply in fp32 without tensor cores (nor TF32) if the name
 # has one of the words of FULL_PRECISION.

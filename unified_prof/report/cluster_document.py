@@ -394,6 +394,18 @@ def _encode_column(values: NDArray[np.float64]) -> str:
     return encode_varints(whole)
 
 
+_WHOLE_RECORDING = " over the whole recording"  # End of a finding of a run without steps.
+
+
+def finding_line(one: FindingRecord, step_ms: float | None = None) -> tuple[str, str]:
+    """Return the cost of a finding, with its share of a step, and its text without that cost."""
+    cost = names.format_duration(one.cost_ms_per_step * 1e6)
+    share = f" ({names.format_share(one.cost_ms_per_step, step_ms)})" if step_ms else ""
+    if one.text.endswith(_WHOLE_RECORDING):
+        return cost, one.text.removesuffix(f"; costs {cost}{_WHOLE_RECORDING}")
+    return f"{cost}/step{share}", one.text.removesuffix(f"; costs {cost} per step")
+
+
 _STYLES = ("page.css", "cluster.css")
 _SCRIPTS = (
     *("base.js", "frame.js", "table.js"),
@@ -412,7 +424,10 @@ def produce_cluster_page(overview: Overview, request: ClusterRequest) -> str:
         "title": title,
         "told": overview.coverage,
         "run": whole["run"],
-        "findings": whole["findings"],
+        "findings": [
+            finding | dict(zip(("cost", "said"), finding_line(one), strict=True))
+            for finding, one in zip(whole["findings"], overview.run.findings, strict=True)
+        ],
         "ranks": [flatten_columns(row) for row in whole["ranks"]],
         "steps": whole["steps"],
         "groups": whole["groups"][:MAX_GROUPS],

@@ -8,7 +8,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from unified_prof.cluster.overview import GroupRow, Overview, RankRow, StepRow, format_ranges
-from unified_prof.cluster.stored_run import FindingRecord, GroupRecord, LinkRecord
+from unified_prof.cluster.stored_run import GroupRecord, LinkRecord
 from unified_prof.report import cluster_document, names
 from unified_prof.report.cluster_document import RankDetail, RankOperationRow, cluster_title
 from unified_prof.report.document import Document, Figure
@@ -164,7 +164,6 @@ _KERNEL_FIGURES: tuple[Figure[KernelKindRow], ...] = (
 
 _ROWS_PER_TABLE = 20  # Rows of a single requested table.
 _MAX_FINDINGS = 5
-_WHOLE_RECORDING = " over the whole recording"  # End of a finding of a run without steps.
 _SHARES = (
     ("compute_ns", "compute"),
     ("exposed_communication_ns", "exposed communication"),
@@ -236,18 +235,9 @@ def _add_findings(document: Document, overview: Overview) -> None:
         document.fact("findings", _no_findings(overview))
     step_ms = (overview.mean_step.get("span_ns") or 0) / 1e6
     for one in found[:_MAX_FINDINGS]:
-        document.finding(*_finding_line(one, step_ms))
+        document.finding(*cluster_document.finding_line(one, step_ms))
     if len(found) > _MAX_FINDINGS:
         document.note(f"and {len(found) - _MAX_FINDINGS:,} more (--format json has all)")
-
-
-def _finding_line(one: FindingRecord, step_ms: float | None = None) -> tuple[str, str]:
-    """Return the cost of a finding, with its share of a step, and its text without that cost."""
-    cost = duration(one.cost_ms_per_step * 1e6)
-    share = f" ({names.format_share(one.cost_ms_per_step, step_ms)})" if step_ms else ""
-    if one.text.endswith(_WHOLE_RECORDING):
-        return cost, one.text.removesuffix(f"; costs {cost}{_WHOLE_RECORDING}")
-    return f"{cost}/step{share}", one.text.removesuffix(f"; costs {cost} per step")
 
 
 def _add_rank(document: Document, detail: RankDetail, top: int) -> None:
@@ -398,7 +388,7 @@ def cluster_difference_document(found: ClusterDifference, *, top: int) -> Docume
         if findings:
             document.heading(heading)
             for finding in findings:
-                document.line("  ".join(_finding_line(finding)))
+                document.line("  ".join(cluster_document.finding_line(finding)))
     parts = [
         (_HEADINGS[name], pair)
         for name, pair in found.step.items()

@@ -12,11 +12,7 @@ from unified_prof.report import names
 from unified_prof.report.finding_lines import finding_summary
 from unified_prof.report.names import format_duration as duration
 from unified_prof.report.names import neutral
-from unified_prof.report.operation_difference import (
-    IDENTICAL_SIDES,
-    comparison_text,
-    format_signed,
-)
+from unified_prof.report.operation_difference import IDENTICAL_SIDES, comparison_text, format_signed
 
 _LARGE_RATIO: Final = 100  # Ratios from here on are shown without decimals.
 _SMALL_RATIO: Final = 0.01  # Ratios below this are shown as `<0.01`.

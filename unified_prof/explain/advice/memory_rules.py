@@ -398,7 +398,7 @@ def steps_grow(context: DeviceContext) -> Iterator[Cause]:
 # Minimum slowdown, and the share of kernel time in kernels that every step runs equally often.
 SLOWDOWN, STEADY_SHARE = 0.05, 0.5
 MIN_SIDE = 3  # Minimum steps, and parts of steps, on each side of a slowdown.
-PARTS = 32  # Parts of a step with equal kernel time: a clock may change within steps.
+STEP_PARTS = 32  # Parts of a step with equal kernel time: a clock may change within steps.
 # Clocks have two values if this share of the parts is close to one of them: within this share of
 # the distance, which a change within a part does not reach.
 TWO_VALUES, CLOSE = 0.75, 0.25
@@ -436,7 +436,7 @@ def kernels_slow_down(context: DeviceContext) -> Iterator[Cause]:
         return
     order, by_step, fast = order[:, affected], by_step[:, affected], fast[affected]
     until = np.cumsum(fast)
-    _, part = np.unique((PARTS * until / until[-1]).astype(np.int64), return_inverse=True)
+    _, part = np.unique((STEP_PARTS * until / until[-1]).astype(np.int64), return_inverse=True)
     factor = np.stack([np.bincount(part, one) for one in by_step]) / np.bincount(part, fast)
     middle = (factor.min() + factor.max()) / 2
     slow = factor > middle

@@ -18,13 +18,9 @@ function verdictSection(choose) {
     section.append(make("p", { text: verdict }));
     return section;
   }
-  const costOf = (one) => words.duration(one.cost_ms_per_step * 1e6);
-  const perStep = (one) => !one.text.endsWith(" over the whole recording");
-  // The cost is shown in front.
-  const textOf = (one) => [`; costs ${costOf(one)} per step`, `; costs ${costOf(one)} over the whole recording`].reduce((text, end) => (text.endsWith(end) ? text.slice(0, -end.length) : text), one.text);
   section.append(make("ol", {}, ...page.findings.map((one) => make("li", {},
-    make("span", { class: "cost", text: `${costOf(one)}${perStep(one) ? "/step" : ""}`, title: `${one.cost_ms_per_step} ms per step`, "data-cost": one.cost_ms_per_step }),
-    textOf(one),
+    make("span", { class: "cost", text: one.cost, title: `${one.cost_ms_per_step} ms per step`, "data-cost": one.cost_ms_per_step }),
+    one.said,
     one.ranks.length ? make("button", { type: "button", text: `show rank ${one.ranks[0]}`, on: { click: () => choose(one.ranks[0]) } }) : null))));
   return section;
 }
