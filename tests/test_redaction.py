@@ -6,7 +6,7 @@ import string
 import time
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from tests.hostile.harmless_commands import harmless_command
@@ -209,6 +209,7 @@ def test_secret_argument_with_any_characters_is_redacted(name: str, secret: str)
 
 
 @given(user=st.text(string.ascii_lowercase, max_size=8), secret=_SECRET)
+@example(user="pass", secret="000000")
 def test_password_in_a_url_is_redacted(user: str, secret: str) -> None:
     assume(secret not in user)
     assert redact(f"postgresql://{user}:{secret}@host:5432/d") == (

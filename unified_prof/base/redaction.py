@@ -157,9 +157,10 @@ _URL_PASSWORD = re.compile(
 )
 _URL_USER = re.compile(r"""(?<![\w+.-])([A-Za-z][A-Za-z0-9+.-]*://)([^\s/?\#:@'"]{16,})@""")
 _PARAMETER = re.compile(r"([?&;])([\w.%~-]+)=([^&;#\s'\"]*)")
-# Quotes may be escaped: JSON in JSON.
+# Quotes may be escaped: JSON in JSON. The user of a URL whose password is masked is no name.
 _ASSIGNMENT = re.compile(
-    r"""(?<![\w.-])-*([A-Za-z_][\w.-]*)\\{0,9}["']?\s*[=:]\s*(?:\\{1,9}(?=["']))?(?=\S)"""
+    r"(?<![\w.-])(?!(?<=/)[\w.-]+:\*\*\*@)"
+    r"""-*([A-Za-z_][\w.-]*)\\{0,9}["']?\s*[=:]\s*(?:\\{1,9}(?=["']))?(?=\S)"""
 )
 _OPTION = re.compile(r"(?<![\w.-])--?([A-Za-z][\w.-]*)\s+(?=[^\s-])")
 # A text has one of these, in lower case, if `redact` masks anything else than tokens.

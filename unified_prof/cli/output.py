@@ -32,8 +32,7 @@ WIPE = "\r\x1b[K"  # Control sequence that erases the current terminal line.
 def terminal(stream: TextIO | None = None) -> tuple[int | None, bool]:
     """Return the width of the text (None: unlimited), and True if colors are shown.
 
-    In a pipe or a file, text is unlimited unless COLUMNS is set without LINES: a Python process
-    that imports readline sets both for its children, to the size of the terminal it has or assumes.
+    In a pipe, it is unlimited unless COLUMNS is set without LINES (Python's readline sets both).
     """
     if not (stream or sys.stdout).isatty():
         columns = os.environ.get("COLUMNS", "") if "LINES" not in os.environ else ""
