@@ -51,8 +51,11 @@ def test_page_of_a_thousand_ranks_is_below_5_mb_and_self_contained(tmp_path: Pat
 def test_page_has_the_figures_of_the_document(tmp_path: Path) -> None:
     run = write_summary(tmp_path / "run", Contents(slow={3: 1.3}, absent=[6]))
     data, expected = embedded_data(write_page(run)), document(run)
-    for name in ("findings", "steps", "groups", "run"):
+    for name in ("steps", "groups", "run"):
         assert data[name] == expected[name]
+    (finding,) = data["findings"]
+    cost, said = "18.0 ms/step", "rank 3, host node0: computes 1.30 times its stage"
+    assert [finding] == [{**one, "cost": cost, "said": said} for one in expected["findings"]]
     for row, rank in zip(data["ranks"], expected["ranks"], strict=True):
         blame = rank["blame"] or {}
         assert all(value in (rank.get(name), blame.get(name)) for name, value in row.items())

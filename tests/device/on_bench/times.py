@@ -127,7 +127,7 @@ def test_event_overhead_is_excluded_from_operation_time(workload: Workload) -> N
     assert names(tracked) == ["linear", "relu"] * 5 + ["view"]
     assert tracked.facts["event_cost_ns"] == "2100"
     assert {us for one in tracked.operations for us in forward_us(one)} == {3, 0}
-    assert forward_us(tracked.operations[-1]) == [0] * 3
+    assert {*forward_us(tracked.operations[-1])} == {0}
     backward = [round(1000 * ms, 3) for one in tracked.operations for ms in one.backward_ms or ()]
     assert {*backward} == {0, 3, 6, 9}
 
