@@ -9,11 +9,21 @@ from unified_prof.arrays.grouping import (
     NOWHERE,
     FirstSeen,
     Lookup,
+    Numbering,
     Pool,
+    Runs,
+    are_in_order,
+    by_key,
     distinct,
+    distinct_rows,
     find,
+    last_not_after,
+    mapped,
+    occurrence,
     order_of_keys,
+    positions,
     rising,
+    value_by_key,
 )
 
 DISTINCT_VALUES = st.one_of(st.integers(-20, 20), st.integers(-(2**63), 2**63 - 1), st.just(7))
@@ -26,12 +36,7 @@ def test_distinct_values_and_inverse_equal_those_of_numpy(values: list[int], sam
     expected, places = np.unique(column, return_inverse=True)
     assert found.tolist() == expected.tolist()
     assert inverse.tolist() == places.tolist()
-
-
-@given(st.lists(DISTINCT_VALUES))
-def test_distinct_values_by_sorting_equal_those_of_numpy(values: list[int]) -> None:
-    column = np.array(values, np.int64)
-    assert rising(column).tolist() == np.unique(column).tolist()
+    assert rising(column).tolist() == expected.tolist()
 
 
 @given(st.lists(st.lists(st.one_of(st.integers(-5, 5), st.integers(-(2**63), 2**63 - 1)))))
@@ -66,6 +71,63 @@ def test_key_in_any_order_is_found_at_its_first_row(
     expected = [keys.index(one) if one in keys else NOWHERE for one in wanted]
     found = Lookup(np.array(keys, np.int64)).rows(np.array(wanted, np.int64))
     assert found.tolist() == expected
+
+
+@given(st.lists(st.tuples(st.integers(-2, 3), st.integers(-2, 3)), min_size=1, max_size=30), some)
+def test_groups_of_rows_equal_those_of_a_loop(
+    rows: list[tuple[int, int]], sizes: list[int]
+) -> None:
+    keys, values = np.array(rows, np.int64).reshape(-1, 2).T
+    firsts = [index for index, row in enumerate(rows) if index == 0 or row != rows[index - 1]]
+    runs = Runs(keys, values)
+    of_row = [sum(first <= index for first in firsts) - 1 for index in range(len(rows))]
+    assert (len(runs), runs.starts.tolist()) == (len(firsts), firsts)
+    assert runs.last.tolist() == [*(first - 1 for first in firsts[1:]), len(rows) - 1]
+    assert runs.number().tolist() == of_row
+    assert runs.rank().tolist() == [index - firsts[run] for index, run in enumerate(of_row)]
+    of_key = [rows[index][0] for index in range(len(rows))]
+    assert {key: index.tolist() for key, index in by_key(keys)} == {
+        key: [index for index, other in enumerate(of_key) if other == key] for key in of_key
+    }
+    assert occurrence(keys).tolist() == [of_key[:row].count(key) for row, key in enumerate(of_key)]
+    first_values = dict(reversed(rows))
+    wanted = np.arange(-3, 5)
+    found = value_by_key(keys, values, wanted, -9)
+    assert found.tolist() == [first_values.get(key, -9) for key in wanted.tolist()]
+    first, representative = distinct_rows(keys, values)
+    assert sorted(rows[index] for index in first.tolist()) == sorted(set(rows))
+    assert [rows[index] for index in first[representative].tolist()] == rows
+    assert (
+        mapped(lambda *row: 5 * row[0] + row[1], keys, values).tolist()
+        == (5 * keys + values).tolist()
+    )
+    assert are_in_order((keys, values)) == (rows == sorted(rows))
+    assert are_in_order((keys,)) == (of_key == sorted(of_key))
+    counts = np.abs(np.array(sizes, np.int64))
+    assert positions(counts).tolist() == [at for size in counts.tolist() for at in range(size)]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9)), max_size=20),
+    st.lists(st.tuples(st.integers(0, 4), st.integers(-1, 10)), max_size=9),
+)
+def test_last_row_up_to_a_value_of_the_same_key(
+    rows: list[tuple[int, int]], wanted: list[tuple[int, int]]
+) -> None:
+    rows.sort()
+    keys, values = np.array(rows, np.int64).reshape(-1, 2).T
+    wanted_keys, limits = np.array(wanted, np.int64).reshape(-1, 2).T
+
+    def expected(added: int) -> list[int]:
+        return [
+            max((n for n, row in enumerate(rows) if (key, -1) < row < (key, limit)), default=-1)
+            for key, limit in ((key, value + added) for key, value in wanted)
+        ]
+
+    found = last_not_after(keys, values, wanted_keys, limits)
+    assert found.tolist() == expected(1)
+    found = last_not_after(keys, values, wanted_keys, limits, "left")
+    assert found.tolist() == expected(0)
 
 
 def test_64_bit_keys_are_not_rounded() -> None:
@@ -120,9 +182,16 @@ def test_ordering_a_record_column_does_not_change_it() -> None:
 POOL_VALUES = st.one_of(st.integers(0, 9), st.integers(0, (1 << 64) - 1), st.just(1 << 63))
 
 
-@given(st.lists(st.lists(POOL_VALUES, max_size=30), max_size=6))
-def test_new_values_of_a_batch_are_indexed_in_ascending_order(batches: list[list[int]]) -> None:
-    pool = Pool()
+class SmallPool(Pool):
+    _FEWEST_SLOTS, _MOST_SLOTS = 4, 16
+
+
+@pytest.mark.parametrize("kind", [Pool, SmallPool])
+@given(batches=st.lists(st.lists(POOL_VALUES, max_size=30), max_size=6))
+def test_new_values_of_a_batch_are_indexed_in_ascending_order(
+    kind: type[Pool], batches: list[list[int]]
+) -> None:
+    pool = kind()
     expected: dict[int, int] = {}
     for batch in batches:
         for value in sorted(set(batch) - expected.keys()):
@@ -133,17 +202,6 @@ def test_new_values_of_a_batch_are_indexed_in_ascending_order(batches: list[list
         assert len(pool) == len(expected)
 
 
-def test_pool_with_more_values_than_slots_finds_every_value() -> None:
-    rng = np.random.default_rng(4)
-    pool = Pool()
-    values = rng.integers(0, 1 << 63, 300_000, np.uint64)
-    for part in np.array_split(values, 7):
-        pool.index_of(part)
-    assert len(pool) == len(np.unique(values))
-    index = pool.index_of(values)
-    np.testing.assert_array_equal(pool.values[index], values)
-
-
 def test_record_columns_of_other_widths_are_indexed() -> None:
     rows = np.zeros(5, [("tag", "u1"), ("thread", "u4")])
     rows["thread"] = [7, 7, 3, 9, 3]
@@ -151,3 +209,17 @@ def test_record_columns_of_other_widths_are_indexed() -> None:
     assert pool.index_of(rows["thread"]).tolist() == [1, 1, 0, 2, 0]
     assert pool.index_of(np.array([-1], np.int64)).tolist() == [3]
     assert int(pool.values[3]) == (1 << 64) - 1
+
+
+def test_numbering_keeps_its_numbers_between_calls() -> None:
+    numbering = Numbering()
+    rng = np.random.default_rng(5)
+    expected: dict[int, int] = {}
+    for bound in (50, 3000, 2**40, 70, 2**23, 2**23 + 1):
+        values = np.append(rng.integers(0, bound, 400), bound - 1)
+        for limit in (values < 2**23, values >= 2**23):
+            for value in np.unique(values[limit]).tolist():
+                expected.setdefault(value, len(expected))
+        assert numbering.index_of(values).tolist() == [expected[one] for one in values.tolist()]
+        assert numbering.values.tolist() == list(expected)
+        assert len(numbering) == len(expected)

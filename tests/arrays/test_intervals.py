@@ -1,4 +1,4 @@
-"""Unions and intersections equal those of the covered nanoseconds."""
+"""Operations on sets of intervals equal those on the covered nanoseconds."""
 
 import numpy as np
 from hypothesis import given, settings
@@ -7,55 +7,93 @@ from hypothesis import strategies as st
 from unified_prof.arrays import intervals
 from unified_prof.arrays.intervals import IntervalSet
 
-RAW = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=12)
+Pairs = list[tuple[int, int]]
+RAW = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=8)
 
 
-def merged(raw: list[tuple[int, int]]) -> IntervalSet:
-    start, end = (np.array([pair[i] for pair in raw], np.int64) for i in (0, 1))
-    return intervals.merge(start, end)
+def interval_set(raw: Pairs) -> IntervalSet:
+    return IntervalSet(*np.array(raw, np.int64).reshape(-1, 2).T)
 
 
-def covered(raw: list[tuple[int, int]]) -> set[int]:
+def merged(raw: Pairs, *, keep_empty: bool = False) -> IntervalSet:
+    start, end = np.array(raw, np.int64).reshape(-1, 2).T
+    return intervals.merge(start, end, keep_empty=keep_empty)
+
+
+def covered(raw: Pairs) -> set[int]:
     return {moment for start, end in raw for moment in range(start, end)}
 
 
-def moments(one: IntervalSet) -> set[int]:
-    return covered(list(zip(one.start_ns.tolist(), one.end_ns.tolist(), strict=True)))
+def pairs(one: IntervalSet) -> Pairs:
+    return list(zip(one.start_ns.tolist(), one.end_ns.tolist(), strict=True))
 
 
-def is_canonical(one: IntervalSet) -> bool:
-    separate = bool((one.start_ns[1:] > one.end_ns[:-1]).all())
-    return separate and bool((one.end_ns > one.start_ns).all())
+def runs(moments: set[int]) -> Pairs:
+    """Return the only merged set that covers these moments."""
+    starts = sorted(moment for moment in moments if moment - 1 not in moments)
+    ends = sorted(moment + 1 for moment in moments if moment + 1 not in moments)
+    return list(zip(starts, ends, strict=True))
 
 
 @given(RAW)
 @settings(max_examples=200)
-def test_merging_keeps_the_covered_time(raw: list[tuple[int, int]]) -> None:
-    one = merged(raw)
-    assert moments(one) == covered(raw)
-    assert one.total_ns == len(covered(raw))
-    assert is_canonical(one)
+def test_merged_set_covers_the_same_time_without_overlaps(raw: Pairs) -> None:
+    expected = runs(covered(raw))
+    assert pairs(merged(raw)) == expected
+    assert merged(raw).total_ns == len(covered(raw))
+    assert len(merged(raw)) == len(expected)
+    points = {(one, one) for one, end in raw if one == end}
+    alone = {(one, _) for one, _ in points if not any(a <= one <= b for a, b in expected)}
+    assert pairs(merged(raw, keep_empty=True)) == sorted({*expected, *alone})
 
 
-@given(RAW, RAW)
+@given(RAW, RAW, RAW)
 @settings(max_examples=200)
-def test_intersection_and_union_equal_those_of_the_covered_times(
-    a: list[tuple[int, int]], b: list[tuple[int, int]]
-) -> None:
-    intersection = intervals.intersect(merged(a), merged(b))
-    assert moments(intersection) == covered(a) & covered(b)
-    assert intersection.total_ns == len(covered(a) & covered(b))
-    assert moments(intervals.union(merged(a), merged(b))) == covered(a) | covered(b)
+def test_operations_equal_those_on_the_covered_times(a: Pairs, b: Pairs, c: Pairs) -> None:
+    moments = covered(a), covered(b), covered(c)
+    first, second, third = map(merged, (a, b, c))
+    assert pairs(intervals.union(first, second, third)) == runs(set.union(*moments))
+    assert pairs(intervals.union()) == []
+    assert pairs(intervals.intersect(first, second)) == runs(moments[0] & moments[1])
+    assert pairs(intervals.subtract(first, second)) == runs(moments[0] - moments[1])
+    ends = sorted(moments[0])
+    assert pairs(intervals.hull(first)) == ([(ends[0], ends[-1] + 1)] if ends else [])
+    assert [
+        (low, high, pairs(first)[left], pairs(second)[right])
+        for low, high, left, right in zip(*intervals.overlaps(first, second), strict=True)
+    ] == [
+        (max(x[0], y[0]), min(x[1], y[1]), x, y)
+        for x in pairs(first)
+        for y in pairs(second)
+        if max(x[0], y[0]) < min(x[1], y[1])
+    ]
 
 
 @given(RAW, st.integers(0, 40), st.integers(0, 40))
-@settings(max_examples=100)
-def test_clipping_keeps_the_time_within_the_bounds(
-    raw: list[tuple[int, int]], low: int, high: int
-) -> None:
-    assert moments(intervals.clip(merged(raw), low, high)) == {
-        moment for moment in covered(raw) if low <= moment < high
-    }
+@settings(max_examples=200)
+def test_bounds_select_the_time_between_them(raw: Pairs, low: int, high: int) -> None:
+    one = merged(raw)
+    before = pairs(one)
+    within = {moment for moment in covered(raw) if low <= moment < high}
+    assert pairs(intervals.clip(one, low, high)) == runs(within)
+    assert pairs(intervals.part(one, low, high)) == runs(within)
+    assert pairs(one) == before
+    times = np.arange(-1, 42)
+    totals = [sum(moment < at for moment in covered(raw)) for at in times.tolist()]
+    assert intervals.covered_before(one, times).tolist() == totals
+    if low <= high:
+        column = np.array([low]), np.array([high])
+        assert intervals.covered(one, *column).tolist() == [len(within)]
+    holders = [[a <= at < b for a, b in before] for at in times.tolist()]
+    found = intervals.holding(one, times).tolist()
+    assert found == [flags.index(True) if any(flags) else -1 for flags in holders]
+
+
+def test_empty_and_touching_intervals_are_searched() -> None:
+    touching = interval_set([(0, 0), (0, 1), (1, 1), (1, 2)])
+    assert intervals.holding(touching, np.array([-1, 0, 1, 2])).tolist() == [-1, 1, 3, -1]
+    found = np.stack(intervals.overlaps(touching, interval_set([(0, 2)])), axis=1)
+    assert found.tolist() == [[0, 1, 1, 0], [1, 2, 3, 0]]
 
 
 def test_times_near_the_largest_integer_do_not_overflow() -> None:

@@ -1,13 +1,37 @@
 """Packed columns contain the original values in little memory."""
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from unified_prof.arrays.grouping import NOWHERE, Lookup, Numbering
-from unified_prof.arrays.packed import BLOCK, Narrow, Packed, PackedLookup, Packing, pack
+from unified_prof.arrays import packed
+from unified_prof.arrays.grouping import NOWHERE, Lookup
+from unified_prof.arrays.packed import (
+    Narrow,
+    Packed,
+    PackedLookup,
+    Packing,
+    codes,
+    narrow,
+    narrowest,
+    pack,
+    recoded,
+)
 
 LEAST = np.iinfo(np.int64).min
+BLOCK = 1 << 9
 ROWS = 2 * BLOCK + 77
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_blocks() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packed, "_SHIFT", 9)
+        patch.setattr(packed, "BLOCK", BLOCK)
+        yield
 
 
 def _columns() -> dict[str, np.ndarray]:
@@ -34,7 +58,6 @@ def _columns() -> dict[str, np.ndarray]:
     }
 
 
-@pytest.mark.quick(cases=3)
 @pytest.mark.parametrize("name", _columns())
 @pytest.mark.parametrize("hole", [NOWHERE, LEAST])
 def test_packed_column_has_the_original_values(name: str, hole: int) -> None:
@@ -44,18 +67,18 @@ def test_packed_column_has_the_original_values(name: str, hole: int) -> None:
     packing = Packing(np.int16, np.int32, hole=hole)
     for part in np.array_split(values, 5):
         packing.add(part)
-    packed = packing.done()
-    assert len(packed) == len(values)
-    assert (packed.to_array() == values).all()
+    column = packing.done()
+    assert len(column) == len(values)
+    assert (column.to_array() == values).all()
     rows = np.random.default_rng(2).integers(0, max(len(values), 1), min(len(values), 999))
-    assert (packed.at(rows) == values[rows]).all()
-    assert (packed.at(np.sort(rows)) == values[np.sort(rows)]).all()
+    assert (column.at(rows) == values[rows]).all()
+    assert (column.at(np.sort(rows)) == values[np.sort(rows)]).all()
     for low, high in ((BLOCK - 3, BLOCK + 9), (40, 41), (BLOCK, BLOCK + 1), (0, 0)):
-        assert (packed[low:high] == values[low:high]).all()
-    assert (packed.distinct() == np.unique(values)).all()
-    joined = [*packed.blocks()]
+        assert (column[low:high] == values[low:high]).all()
+    assert (column.distinct() == np.unique(values)).all()
+    joined = [*column.blocks()]
     assert sum(map(len, joined)) == len(values)
-    least, most = packed.bounds
+    least, most = column.bounds
     assert [*least] == [part.min() for part in joined]
     assert [*most] == [part.max() for part in joined]
 
@@ -97,8 +120,8 @@ def _keys(kind: str) -> np.ndarray:
 )
 def test_packed_lookup_equals_the_plain_lookup(kind: str) -> None:
     keys = _keys(kind)
-    packed: Packed = pack(keys, hole=LEAST)
-    lookup, plain = PackedLookup(packed), Lookup(keys)
+    column: Packed = pack(keys, hole=LEAST)
+    lookup, plain = PackedLookup(column), Lookup(keys)
     rng = np.random.default_rng(4)
     queries = [
         np.arange(BLOCK - 50, BLOCK + 50),
@@ -111,17 +134,44 @@ def test_packed_lookup_equals_the_plain_lookup(kind: str) -> None:
         assert (lookup.rows(query) == plain.rows(query)).all()
 
 
-def test_numbering_keeps_its_numbers_between_calls() -> None:
-    numbering = Numbering()
-    rng = np.random.default_rng(5)
-    seen: list[int] = []
-    for bound in (50, 3000, 2**40, 70):
-        values = rng.integers(0, bound, 400)
-        index = numbering.index_of(values)
-        assert (numbering.values[index] == values).all()
-        assert numbering.values.tolist()[: len(seen)] == seen
-        seen = numbering.values.tolist()
-    assert len(numbering) == len(set(seen)) == len(seen)
+@given(st.data())
+@settings(max_examples=80)
+def test_last_row_up_to_a_value_is_found_across_blocks(data: st.DataObject) -> None:
+    values = np.sort(np.random.default_rng(6).integers(0, ROWS, ROWS))
+    edges = st.sampled_from([0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, ROWS - 1, ROWS])
+    low, high = data.draw(edges), data.draw(edges)
+    wanted = np.sort(np.array(data.draw(st.lists(st.integers(-1, ROWS + 1))), np.int64))
+    expected = low - 1 + np.searchsorted(values[low:high], wanted, side="right")
+    assert pack(values).last_not_after(wanted, low, high).tolist() == expected.tolist()
+
+
+@given(st.lists(st.one_of(st.integers(-3, 300), st.integers(-(2**40), 2**40)), min_size=1))
+def test_values_are_recoded_as_indexes_of_distinct_values(some: list[int]) -> None:
+    values = np.array(some, np.int64)
+    for column in (values, np.abs(values) % 7, np.where(values == values[0], 2**20 - 1, 5)):
+        distinct, index = np.unique(column, return_inverse=True)
+        found, of_rows = codes(column)
+        assert (found, of_rows.tolist()) == (distinct.tolist(), index.tolist())
+        assert of_rows.dtype == np.int32
+        assert recoded(pack(column), found).tolist() == index.tolist()
+
+
+@pytest.mark.parametrize(
+    ("bounds", "wide", "width"),
+    [
+        ((0, 0), 4, 1),
+        ((-128, 127), 4, 1),
+        ((-129, 0), 4, 2),
+        ((0, 128), 4, 2),
+        ((-(2**31), 2**31 - 1), 4, 4),
+        ((-(2**31) - 1, 0), 8, 8),
+        ((0, 2**31), 8, 8),
+    ],
+)
+def test_narrow_types_hold_the_bounds(bounds: tuple[int, int], wide: int, width: int) -> None:
+    column = np.array(bounds, np.int64)
+    for found, size in ((narrow(column), wide), (narrowest(column), width)):
+        assert (found.tolist(), found.dtype.itemsize) == ([*bounds], size)
 
 
 def test_narrow_column_is_read_as_wide_numbers() -> None:

@@ -145,7 +145,7 @@ def part(intervals: IntervalSet, start_ns: int, end_ns: int) -> IntervalSet:
     """Like `clip`, but in logarithmic time; the result may share memory with the set."""
     low = int(np.searchsorted(intervals.end_ns, start_ns, side="right"))
     high = int(np.searchsorted(intervals.start_ns, end_ns, side="left"))
-    if low >= high:
+    if low >= high or start_ns >= end_ns:
         return EMPTY
     start, end = intervals.start_ns[low:high], intervals.end_ns[low:high]
     if start[0] < start_ns:
