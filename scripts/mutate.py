@@ -12,12 +12,12 @@ mutants has a standard error of 4 to 5 points.
 
 Lines that processes run for a test count as the test's, unless a signal ends them.
 
-Mutants are made in a copy of the checkout, without recordings beside it. For each, the
-quick tests that run its line are run, cheapest first, up to `--seconds` of CPU time; the first
-failure that the unchanged checkout does not have kills the mutant. `mutate_plugin.py` tests mutants
-in forks of a process that has collected all tests, so that most take a second. mutmut and
-cosmic-ray run the whole suite, or need a session per module, which takes days for a package of this
-size.
+Mutants are made in a copy of the checkout, without recordings beside it. For each, the quick
+tests that run its line are run up to `--seconds` of CPU time, first those that cost little and run
+few lines of other modules; the first failure that the unchanged checkout does not have kills the
+mutant. `mutate_plugin.py` tests mutants in forks of a process that has collected all tests, so that
+most take a second. mutmut and cosmic-ray run the whole suite, or need a session per module, which
+takes days for a package of this size.
 
 The exit code is 1 if fewer than `--at-least` percent of the mutants are killed.
 """
@@ -32,13 +32,16 @@ import os
 import random
 import re
 import shutil
+import sqlite3
 import subprocess
 import sys
 import tempfile
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
+from statistics import mean
 from typing import NamedTuple
 
 import mutate_plugin
@@ -59,7 +62,7 @@ SYMBOLS = {
     ast.Or: "or", ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "//",
     ast.BitAnd: "&", ast.BitOr: "|",
 }  # fmt: skip
-GOLDENS_COST = 0.2  # Part of their time that counts in the order of tests.
+GOLDENS_SHARE = 0.2  # Counts as the share of their lines that are of a mutant's module.
 # Longest time of one test, and of the tests of one mutant: an endless loop counts as killed.
 TEST_TIMEOUT_S = 60
 TIMEOUT_S = 900
@@ -236,6 +239,13 @@ class Coverage:
         self._users = users
         self._data = CoverageData(str(RECORD / "data"))
         self._data.read()
+        self._lines: Counter[str] = Counter()  # of the package, for each test
+        query = "SELECT context, numbits FROM line_bits JOIN context ON context.id = context_id"
+        with closing(sqlite3.connect(RECORD / "data")) as database:
+            for name, lines in database.execute(query):
+                self._lines.update(
+                    dict.fromkeys(self._of_context(name), int.from_bytes(lines).bit_count())
+                )
         scopes = (
             name.partition(mutate_plugin.FIXTURE)[0]
             for name in self._data.measured_contexts()
@@ -250,10 +260,11 @@ class Coverage:
         return "" in self._data.contexts_by_lineno(str(ROOT / path)).get(line, [""])
 
     def tests(self, path: Path, line: int) -> tuple[list[str], str]:
-        """Return the tests that run a line, the cheapest first, and how they run it.
+        """Return the tests that run a line, those likely to fail first, and how they run it.
 
-        Goldens count as cheap, because they fail for most mutants of the lines that they run. Tests
-        of a file with shared fixtures stay together.
+        These are cheap, and a large share of the lines that they run is of the module. Goldens
+        run most of the package, but compare all results. Tests of a file with shared fixtures stay
+        together.
 
         A line that runs at import (a constant, a table, a default) is run by the tests that run
         the lines that name it or a constant that contains it. If no test runs the line in its own
@@ -273,17 +284,23 @@ class Coverage:
             found |= set().union(*(self._that_match(module, pattern) for module in modules))
         if not found:
             found, how = set().union(*self._of_module(path).values()), "of the module"
+        of_module = Counter(test for tests in self._of_module(path).values() for test in tests)
+
+        def rank(test: str) -> float:
+            share = max(of_module[test], 1) / max(self._lines[test], 1)
+            share = max(share, GOLDENS_SHARE) if "golden" in test else share
+            return (self.costs_s[test] + 0.01) / share  # Costs are rounded to 0.01 s.
+
         groups: dict[str, list[str]] = defaultdict(list)
-        for test in sorted(found, key=lambda test: (self.costs_s[test], test)):
+        cases: Counter[str] = Counter()
+        ranks: dict[str, float] = {}
+        for test in sorted(found, key=lambda test: (rank(test), test)):
             file = test.partition("::")[0]
             groups[file if file in self._with_fixtures else test].append(test)
-
-        def cost_s(tests: list[str]) -> float:
-            return sum(self.costs_s[test] for test in tests) * (
-                GOLDENS_COST if "golden" in tests[0] else 1
-            )
-
-        return [test for tests in sorted(groups.values(), key=cost_s) for test in tests], how
+            cases[name := test.partition("[")[0]] += 1
+            ranks[test] = rank(test) * cases[name]  # Cases of one test find similar faults.
+        ordered = sorted(groups.values(), key=lambda tests: mean(map(ranks.__getitem__, tests)))
+        return [test for tests in ordered for test in tests], how
 
     def _with_containing_constants(self, path: Path, names: set[str]) -> set[str]:
         """Return the names, and those of constants that contain them, such as a table of tables."""
