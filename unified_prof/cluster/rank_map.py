@@ -247,15 +247,6 @@ def loader_intervals(report: Report) -> IntervalSet | None:
     return intervals.merge(table[:, 0], table[:, 1]) if len(table) else None
 
 
-TABLES = frozenset(
-    """META_DATA RANK_DEVICE_MAP NPU_INFO HOST_INFO UPROF_RUN UPROF_COLLECTIVES UPROF_GPU_TASKS
-    UPROF_ANOMALIES UPROF_COVERAGE STEP_TIME STRING_IDS COMMUNICATION_OP COMMUNICATION_TASK_INFO
-    TASK COMPUTE_TASK_INFO
-    COMMUNICATION_SCHEDULE_TASK_INFO MEMCPY_INFO ENUM_MEMCPY_OPERATION
-    PYTORCH_API MSTX_EVENTS PYTORCH_CALLCHAINS CONNECTION_IDS CANN_API""".split()
-)
-
-
 def read_partials(path: Path, rank: int | None = None) -> list[Partial]:
     """Return the partial of every rank in a database.
 
@@ -263,7 +254,7 @@ def read_partials(path: Path, rank: int | None = None) -> list[Partial]:
         StoreError: The file is damaged, not an msprof database, made from a truncated recording, or
             its rank is unknown.
     """
-    with open_report(path, any_revision=True, tables=TABLES) as report:
+    with open_report(path, any_revision=True) as report:
         if report.family != MSPROF:
             raise StoreError(
                 f"{path} is a {report.family} file, expected an msprof database",

@@ -393,7 +393,7 @@ def _capture_beside(path: Path, facts: Mapping[str, str]) -> str | None:
     reports = (one for one in sorted(path.parent.glob("*.db")) if one.name != path.name)
     found = []
     for report in islice(reports, _MAX_SEARCHED):
-        with suppress(UprofError), open_report(report, any_revision=True, tables=()) as opened:
+        with suppress(UprofError), open_report(report, any_revision=True) as opened:
             if opened.rows(_CAPTURES):
                 found.append(report.name)
     if not found:

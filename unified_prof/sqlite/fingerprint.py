@@ -87,8 +87,8 @@ class Shape:
     not_tables: tuple[str, ...]  # Views and virtual tables.
     # Contents of small tables -> facts derived from them and the schema.
     contents: dict[tuple[object, ...], object] = field(default_factory=dict)
-    # (family, wanted tables) -> SQL of the views that give them the newest shape.
-    views: dict[tuple[str, frozenset[str] | None], list[str]] = field(default_factory=dict)
+    # Family -> SQL of the views that give tables the newest shape, by table.
+    views: dict[str, dict[str, str]] = field(default_factory=dict)
 
 
 _shapes: OrderedDict[tuple[object, ...], Shape] = OrderedDict()

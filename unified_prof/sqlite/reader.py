@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import re
 import sqlite3
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
@@ -183,20 +183,15 @@ def _mapped(source: Source, convert: Callable[[Any], Plain]) -> Source:
     return from_sequence([known.get(value) for value in values])
 
 
-def lay(db: sqlite3.Connection, statements: Iterable[str]) -> None:
-    """Create views from the statements that `over` returns."""
-    for statement in statements:
-        db.execute(statement)
-
-
-def over(file: Shape, newest: dict[str, TableSpec]) -> list[str]:
+def over(file: Shape, newest: dict[str, TableSpec]) -> dict[str, str]:
     """Return the SQL of a view for every table of `newest` that is missing or has another shape.
 
-    Views in the file that have the name of such a table are hidden. Missing tables are empty and
-    missing columns NULL; columns that the newest schema does not have come last. Views of tables
-    without a key have an additional column `rowid`, which identifies rows for the models.
+    Keys are the names in lower case. Views in the file that have the name of such a table are
+    hidden. Missing tables are empty and missing columns NULL; columns that the newest schema does
+    not have come last. Views of tables without a key have an additional column `rowid`, which
+    identifies rows for the models.
     """
-    result: list[str] = []
+    result: dict[str, str] = {}
     present = {name.lower(): (name, sql) for name, sql in file.statements.items()}
     # Before the enum tables existed, the columns that refer to them had string ids.
     enums = set(HCCL_TYPES.values())
@@ -217,7 +212,7 @@ def over(file: Shape, newest: dict[str, TableSpec]) -> list[str]:
                 has_row_id = "WITHOUT ROWID" not in sql.upper()
                 selection.append("rowid" if has_row_id else "row_number() OVER () AS rowid")
             body = f"SELECT {', '.join(selection)} FROM main.{quoted(name)}"
-        result.append(f"CREATE TEMP VIEW {quoted(spec.name)} AS {body}")
+        result[spec.name.lower()] = f"CREATE TEMP VIEW {quoted(spec.name)} AS {body}"
     return result
 
 
@@ -288,6 +283,7 @@ def _null(column: ColumnSpec) -> str:
     return f"CAST(NULL AS {column.type})"
 
 
+_WORDS = re.compile(r"\w+")
 Parameters = Sequence[Any] | Mapping[str, Any]
 
 
@@ -307,13 +303,7 @@ class Report(Displayed):
         tables: Names of the tables in the file, in the order of their creation.
     """
 
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        any_revision: bool = False,
-        tables: Collection[str] | None = None,
-    ) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, any_revision: bool = False) -> None:
         self.path = Path(path)
         self.family: str
         self.revision: str | None
@@ -329,7 +319,8 @@ class Report(Displayed):
                     self.family, self.revision = self.detection.family, self.detection.revision
                 else:
                     self.family, self.revision = self.detection.require()
-                lay(self._db, _views(file, self.family, tables))
+                # Created when a query names their table: opening a report creates none of seventy.
+                self._views = dict(_views(file, self.family))
                 self._db.execute("PRAGMA query_only = ON")
             watch(self._db)  # from here on, the time depends on the size of the file
             self._resources = resources.pop_all()
@@ -397,6 +388,7 @@ class Report(Displayed):
         """
         if table not in self.tables:
             return {name: np.empty(0, np.int64) for name in columns}
+        self._create_views(table, *columns.values())
         return whole_tables.of_table(self._db, self.path, table, columns, narrow=narrow)
 
     def windows(
@@ -409,6 +401,7 @@ class Report(Displayed):
         """
         if table not in self.tables:
             return iter(())
+        self._create_views(table, *columns.values())
         return whole_tables.windows(self._db, self.path, table, columns)
 
     def batches(
@@ -421,9 +414,24 @@ class Report(Displayed):
         """
         if table not in self.tables:
             return iter(())
+        self._create_views(table, *columns.values())
         return whole_tables.batches(self._db, self.path, table, columns)
 
+    def _create_views(self, *texts: str) -> None:
+        """Create the views of tables that parts of SQL name."""
+        words = {word for text in texts for word in _WORDS.findall(text.lower())}
+        if needed := self._views.keys() & words:
+            with reading(self.path):
+                self._db.execute("PRAGMA query_only = OFF")
+                try:
+                    for name in needed:
+                        self._db.execute(self._views[name])
+                        del self._views[name]
+                finally:
+                    self._db.execute("PRAGMA query_only = ON")
+
     def _execute(self, sql: str, params: Parameters) -> sqlite3.Cursor:
+        self._create_views(sql)
         # The driver would bind a NumPy number as a BLOB, which is not equal to any number.
         if isinstance(params, Mapping):
             return self._db.execute(sql, {name: plain(value) for name, value in params.items()})
@@ -435,6 +443,7 @@ class Report(Displayed):
         from sqlalchemy.orm import Session
         from sqlalchemy.pool import StaticPool
 
+        self._create_views(*self._views)
         # Use only this connection, because the views do not exist in others.
         engine = create_engine("sqlite://", creator=lambda: self._db, poolclass=StaticPool)
         event.listen(engine, "handle_error", self._raise_ours)
@@ -490,36 +499,26 @@ class Report(Displayed):
         return columns
 
 
-def open_report(
-    path: str | os.PathLike[str],
-    *,
-    any_revision: bool = False,
-    tables: Collection[str] | None = None,
-) -> Report:
+def open_report(path: str | os.PathLike[str], *, any_revision: bool = False) -> Report:
     """Open a report of any family and revision for reading; see `Report`.
 
     The file, its directory and their times are not changed. If `any_revision` is true, files of
     unknown revisions are read too, for example from before the first one: tables and columns with
-    current names are readable. If `tables` is given, only these get their newest shape, which
-    opens the report faster.
+    current names are readable.
 
     Raises:
         StoreError: `path` cannot be read, is damaged, or is not a report.
         SchemaVersionError: it is a report of an unknown revision.
         OutputError: a temporary copy is needed (a crashed writer left a log) and cannot be created.
     """
-    return Report(path, any_revision=any_revision, tables=tables)
+    return Report(path, any_revision=any_revision)
 
 
-def _views(file: Shape, family: str, tables: Collection[str] | None) -> list[str]:
+def _views(file: Shape, family: str) -> dict[str, str]:
     """Return the SQL of the views for a file, computed once per schema."""
-    key = (family, None if tables is None else frozenset(tables))
-    found = file.views.get(key)
-    if found is None:
+    if (found := file.views.get(family)) is None:
         shapes = catalogue.load(family, "latest").tables | catalogue.extension_tables()
-        if tables is not None:
-            shapes = {name: shapes[name] for name in tables if name in shapes}
-        found = file.views[key] = over(file, shapes)
+        found = file.views[family] = over(file, shapes)
     return found
 
 
