@@ -77,6 +77,35 @@ def test_fp32_matmul_costs_the_time_above_bf16(tmp_path: Path) -> None:
     assert "TF32" in finding.advice
 
 
+@pytest.mark.parametrize(
+    ("kind", "types", "kernel"),
+    [("inefficient_operation", BF16, "gemm"), ("full_precision", FP32, "sgemm_128x64")],
+)
+@pytest.mark.parametrize("critical", [0, 4])
+def test_only_matmuls_on_the_critical_path_cost_time(
+    tmp_path: Path, kind: str, types: str, kernel: str, critical: int
+) -> None:
+    """Some of six products of 100 us run after each other; the others next to long kernels."""
+    with Shaped(tmp_path / "run.db") as device:
+        device.set_device_name(H100)
+        begin = 1000
+        for at in range(6):
+            shapes = "1024,4096;4096,2048"
+            device.operation(at * 10, at * 10 + 5, "aten::mm", shapes, types, launches=at + 1)
+            hidden = at >= critical
+            device.kernel(begin, begin + 100_000, kernel, at + 1, stream=9 if hidden else 7)
+            begin += 0 if hidden else 100_000
+            device.kernel(begin, begin + 150_000, "fft", stream=7)
+            begin += 150_000
+    findings = findings_by_kind(tmp_path / "run.db")
+    target = FLOPS / (0.7 * 989e12) * 1e9
+    if critical:
+        saving = critical * (100_000 - target)
+        assert saving_ns(findings[kind]) == pytest.approx(saving, rel=1e-4)
+    else:
+        assert kind not in findings
+
+
 def test_full_precision_advice_names_only_types_that_the_device_has(tmp_path: Path) -> None:
     v100: dict[str, Any] = {"name": "Tesla V100-SXM2-32GB", "kernel": "sgemm_128x64"}
     path = write_matmuls(tmp_path / "run.db", length=4_000_000, types=FP32, **v100)

@@ -24,8 +24,7 @@ from unified_prof.explain.advice.idle_segments import (
     plural,
     times,
 )
-from unified_prof.explain.roofline import breakdown
-from unified_prof.explain.roofline.breakdown import MATRIX_TARGET
+from unified_prof.explain.roofline.breakdown import MATRIX_TARGET, RooflineRow, lost_ns
 from unified_prof.explain.self_time import recomputed
 from unified_prof.recording import names
 from unified_prof.recording.calls import KERNEL
@@ -86,19 +85,14 @@ def _score_traffic_ns(context: DeviceContext, products: Ints) -> NDArray[np.floa
 
     A fused kernel does not write the scores to memory and read them again.
     """
-    times_ns: dict[str, tuple[float, float]] = {}
-    device = None if context.device_id is None else context.device
-    for row in breakdown.rows_of_device(context.recording, device):
+
+    def traffic_ns(row: RooflineRow) -> float:
         if row.cost and row.peak and row.bound == "memory" and row.cost.unit == "matrix":
-            total_ns, compute_ns = times_ns.get(row.name, (0.0, 0.0))
-            compute_ns += row.cost.flops / (MATRIX_TARGET * row.peak.rate) * 1e9
-            times_ns[row.name] = total_ns + row.total_ns, compute_ns
-    texts = context.recording.work.labels.texts
-    share = np.zeros(len(texts))
-    for label in np.unique(context.operator[products]).tolist():
-        total_ns, compute_ns = times_ns.get(texts[label], (0.0, 0.0))
-        share[label] = max(0.0, 1 - compute_ns / total_ns) if total_ns else 0.0
-    return share[context.operator[products]] * context.tasks.length_ns[products]
+            compute_ns = row.cost.flops / (MATRIX_TARGET * row.peak.rate) * 1e9
+            return max(0.0, row.total_ns - compute_ns)
+        return 0.0
+
+    return lost_ns(context.recording, context.tasks.row[products], traffic_ns)
 
 
 COMPUTE_SHARE = 0.03  # Minimum share of kernel time.

@@ -1,8 +1,4 @@
-"""Advice rules by the roofline: inefficient operations and full precision.
-
-Roofline figures are for the whole recording; the analyzed steps get their share, as far as kernels
-run alone and the host waits for them.
-"""
+"""Advice rules by the roofline: inefficient operations and full precision."""
 
 from __future__ import annotations
 
@@ -12,11 +8,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from unified_prof.explain.advice.device_context import Cause, DeviceContext, matrix_kernels
-from unified_prof.explain.advice.idle_segments import EVIDENCE_ROWS, percent
+from unified_prof.explain.advice.idle_segments import EVIDENCE_ROWS, Flags, percent
 from unified_prof.explain.roofline import breakdown, peaks
 from unified_prof.explain.roofline.breakdown import MATRIX_TARGET, MEMORY_TARGET, RooflineRow
 from unified_prof.explain.roofline.peaks import Device, known_devices
-from unified_prof.explain.schedule.selection import Selection
 from unified_prof.recording import names
 from unified_prof.recording.calls import KERNEL
 from unified_prof.recording.model import Evidence
@@ -31,21 +26,6 @@ ALIGNED = {"fp16": 8, "bf16": 8, "fp8": 16, "int8": 16}
 _HALVES = ("bf16", "fp16")
 
 _SHAPE = re.compile(r"\[([\d,]+)\]")
-
-
-def _saving_of_all(context: DeviceContext, saved_ns: float) -> Selection:
-    """Return the change by which all kernels together take less time.
-
-    Roofline rows cover the whole recording, so each kernel saves the same share.
-    """
-    work = context.recording.work
-    kernels = work.kind == KERNEL
-    if context.device_id is not None:
-        kernels &= work.device == context.device_id
-    total_ns = int(work.duration_ns[kernels].sum())
-    rows = np.flatnonzero(context.tasks.kind == KERNEL)
-    length = context.tasks.length_ns[rows]
-    return context.saving(rows, length * (saved_ns / total_ns if total_ns else 0.0))
 
 
 def _rows(context: DeviceContext) -> tuple[list[RooflineRow], int]:
@@ -69,20 +49,24 @@ def inefficient_operation(context: DeviceContext) -> Iterator[Cause]:
     ]
     if not slow:
         return
-    saved_ns = sum(row.above_target_ns or 0.0 for row in slow)
+    saved_ns = breakdown.lost_ns(
+        context.recording, context.tasks.row, lambda row: row in slow and row.above_target_ns
+    )
+    saves = np.flatnonzero(saved_ns)
     worst = max(slow, key=lambda row: row.above_target_ns or 0.0)
     unaligned = [row for row in slow if is_misaligned(row, 1 + context.is_npu)]
     limit = f"peak {worst.peak.name} TFLOP/s" if worst.peak else "the peak"
     if worst.bound == "memory":
         limit = "peak memory bandwidth"
     verb = "operation runs" if len(slow) == 1 else "operations run"
-    yield context.finding(
-        saved_ns,
+    yield context.tasks_finding(
         f"{len(slow)} {verb} far below the roofline: {worst.name} {worst.shapes} "
         f"reaches {percent(worst.efficiency or 0.0)} of {limit}",
+        saves,
+        saved_ns[saves],
+        names_place=False,
         advice=_better_shapes(context.is_npu, bool(unaligned)),
         sure="likely",
-        change=_saving_of_all(context, saved_ns),
         figures={"operations": len(slow), "misaligned": len(unaligned)},
         evidence=_roofline_evidence(slow),
     )
@@ -144,43 +128,48 @@ def full_precision(context: DeviceContext) -> Iterator[Cause]:
         one.cost and one.cost.unit == "matrix" and one.cost.dtype in _HALVES for one in rows
     )
     low = (None if mixed else device.hf32()) or low
-    fp32_ns = sum(row.total_ns for row in full)
-    full_ns = max(fp32_ns - round(_hf32_share(context) * total_ns), 0)
+    tasks, hf32 = (context.recording, context.tasks.row), _in_hf32(context)
+    length_ns = breakdown.lost_ns(*tasks, lambda row: row in full and row.total_ns)
+    hf32_share = length_ns[hf32].sum() / max(length_ns.sum(), 1)
+    full_ns = round(sum(row.total_ns for row in full) * (1 - hf32_share))
     if low is None or memory is None or not full or full_ns < FULL_SHARE * total_ns:
         return
     if low.uncertain and not device.cores:
         return
-    saved = 0.0
-    for row in full:
-        assert row.cost is not None
-        compute_ns = row.cost.flops / (MATRIX_TARGET * low.rate) * 1e9
-        moved = row.cost.moved_bytes / (2 if low.name in _HALVES else 1)
-        memory_ns = moved / (MEMORY_TARGET * memory.rate) * 1e9
-        saved += max(0.0, row.total_ns - max(compute_ns, memory_ns))
-    saved *= full_ns / fp32_ns
+    matrix_rate, memory_rate = MATRIX_TARGET * low.rate, MEMORY_TARGET * memory.rate
+    memory_rate *= 2 if low.name in _HALVES else 1
+
+    def above_ns(row: RooflineRow) -> float:
+        if row.cost is None or row not in full:
+            return 0.0
+        target_s = max(row.cost.flops / matrix_rate, row.cost.moved_bytes / memory_rate)
+        return max(0.0, row.total_ns - target_s * 1e9)
+
+    saved_ns = breakdown.lost_ns(*tasks, above_ns) * ~hf32 * (not low.uncertain)
     text = (
         f"full precision: fp32 matrix kernels take {percent(full_ns / total_ns)} of kernel time; "
     )
     if low.uncertain:
-        saved, text = 0, f"{text}the saving is unknown: {device.name}"
+        text += f"the saving is unknown: {device.name}"
     else:
         text += f"the matrix units reach {low.rate / 1e12:,.0f} TFLOP/s in {low.name}"
+    saves = np.flatnonzero(saved_ns)
     yield context.finding(
-        saved,
+        float(saved_ns.sum()),
         text,
         advice=_lower_precision(device),
         sure="likely",
-        change=_saving_of_all(context, saved) if saved else None,
+        change=context.saving(saves, saved_ns[saves]) if len(saves) else None,
         figures={"full_precision_ns": full_ns, "operations": len(full), "type": low.name},
         evidence=_roofline_evidence(full),
     )
 
 
-def _hf32_share(context: DeviceContext) -> float:
-    """Return the share of kernel time of the operators that may calculate in HF32."""
+def _in_hf32(context: DeviceContext) -> Flags:
+    """Return a mask of the operators that may calculate in HF32."""
     texts = context.recording.source.rows("SELECT id FROM STRING_IDS WHERE value = 'YES'")
     eligible = context.task_column("COMPUTE_TASK_INFO", "hf32Eligible")
-    return context.kernel_share(np.isin(eligible, [number for (number,) in texts]))
+    return np.isin(eligible, [number for (number,) in texts])
 
 
 def _full_precision_by_name(context: DeviceContext) -> Iterator[Cause]:

@@ -8,7 +8,7 @@ of the capture, if its recording is available. `peaks` registers the breakdown.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
@@ -178,12 +178,16 @@ def bound_on(row: RooflineRow, device: Device) -> float | None:
     return _bound(cost, peak, device.memory_peak(), device)
 
 
+def _key(one: RooflineRow) -> tuple[str, ...]:
+    """Return the key of rows that look the same."""
+    return one.name, one.shapes, one.kind, one.device, str(one.cost is None)
+
+
 def merge_rows(found: list[RooflineRow]) -> list[RooflineRow]:
     """Merge rows that look the same."""
     by_key: dict[tuple[str, ...], list[RooflineRow]] = {}
     for one in found:
-        key = (one.name, one.shapes, one.kind, one.device, str(one.cost is None))
-        by_key.setdefault(key, []).append(one)
+        by_key.setdefault(_key(one), []).append(one)
     return [_merge(group) for group in by_key.values()]
 
 
@@ -365,6 +369,7 @@ class Roofline:
     """Roofline rows of a recording, the longest first; peaks and MFU of its devices."""
 
     rows: tuple[RooflineRow, ...]
+    row: NDArray[np.int32]  # Row of each task in `Recording.work`, -1 of copies and collectives.
     devices: dict[str, Device | None]
     use: tuple[ModelUse, ...]
 
@@ -377,6 +382,17 @@ def roofline_of(recording: Recording) -> Roofline:
     if recording not in _cache:
         _cache[recording] = _compute(recording)
     return _cache[recording]
+
+
+def lost_ns(
+    recording: Recording, tasks: NDArray[np.int32], lost: Callable[[RooflineRow], float | None]
+) -> NDArray[np.float64]:
+    """Return the time that some tasks lose: of equal operations, each loses the same share."""
+    roofline = roofline_of(recording)
+    share = [(lost(row) or 0.0) / max(row.total_ns, 1) for row in roofline.rows]
+    share_of_task = np.array([*share, 0.0])[roofline.row[tasks]]
+    result: NDArray[np.float64] = share_of_task * recording.work.duration_ns[tasks]
+    return result
 
 
 def rows_of_device(recording: Recording, device: str | None) -> list[RooflineRow]:
@@ -398,9 +414,11 @@ def _compute(recording: Recording) -> Roofline:
     attributed = AttributedKernels(recording)
     calculated, ideal_ns = np.zeros((2, len(attributed)), np.float64)
     known = np.zeros(len(attributed), bool)
-    placed = []
+    placed: list[RooflineRow] = []
+    group = np.zeros(len(attributed), np.int32)
     for one in attributed.groups():
         found = row_of(one)
+        group[one.members] = len(placed)
         placed.append(found)
         known[one.members] = found.cost is not None
         if found.cost is not None and found.cost.unit == "matrix":
@@ -411,7 +429,11 @@ def _compute(recording: Recording) -> Roofline:
     rows += [row_of(one) for one in (*copies(recording), *collectives(recording))]
     use = model_use(recording, attributed, calculated, ideal_ns, known, placed)
     rows.sort(key=lambda row: (-row.total_ns, row.name, row.shapes))
-    return Roofline(tuple(rows), devices, use)
+    place = {_key(one): at for at, one in enumerate(rows)}
+    row = np.full(len(recording.work), NONE, np.int32)
+    at = np.array([place[_key(one)] for one in placed], np.int32)
+    row[attributed.work] = at[group][attributed.number]
+    return Roofline(tuple(rows), row, devices, use)
 
 
 def rows(recording: Recording) -> Breakdown:

@@ -57,14 +57,16 @@ class AttributedKernels:
     """Operations of the framework, operators, or single kernels, with the time of their kernels.
 
     Attributes:
-        total_ns: Kernel time of each.
+        work: Rows of all kernels in `Recording.work`.
+        number: Index of the operation of each kernel.
+        total_ns: Kernel time of each operation.
         device: Device number of each.
         step: Step that launched each, -1 if none.
     """
 
     def __init__(self, recording: Recording) -> None:
         work = recording.work
-        piece = np.flatnonzero(work.kind == KERNEL)
+        self.work = piece = np.flatnonzero(work.kind == KERNEL)
         self._recording = recording
         task = work.task[piece].astype(np.int64)
         duration = work.duration_ns[piece]
@@ -75,9 +77,11 @@ class AttributedKernels:
         alone = own | (owner == NONE) | own.any()
         key = np.where(alone, int(key.max(initial=NONE)) + 1 + np.arange(len(piece)), key)
         self.total_ns, chief = duration, np.arange(len(piece))
+        self.number: Ints = chief
         if not alone.all():
             distinct, number = np.unique(key, return_inverse=True)
             self.total_ns = np.bincount(number, duration, len(distinct)).astype(np.int64)
+            self.number = number
             # The longest kernel represents its operation: its name, device and step.
             order = np.lexsort((duration, number))
             chief = order[Runs(number[order]).last]

@@ -40,9 +40,11 @@ class Shaped(Device):
             row = dict(zip(names, texts, strict=True))
             self.row("UPROF_OPERATION_INPUTS", startNs=start, globalTid=1, **row)
 
-    def kernel(self, start: int, end: int, name: str, connection: int = -1) -> None:
+    def kernel(
+        self, start: int, end: int, name: str, connection: int = -1, *, stream: int = 2
+    ) -> None:
         """Add a GPU kernel."""
-        identity = self.task(start, end, connection=connection, kernel=(name, name))
+        identity = self.task(start, end, connection=connection, kernel=(name, name), stream=stream)
         text, one = self.text(name), self.text("1,1,1")
         columns = {"name": text, "operation": text, "gridDim": one, "blockDim": one}
         self.row("UPROF_GPU_TASKS", globalTaskId=identity, **columns)
