@@ -32,6 +32,7 @@ from contextlib import contextmanager
 INCONCLUSIVE_EXIT_CODE = 3  # Exit code of an inconclusive gate.
 
 BUG_EXIT_CODE = 70  # Exit code of an unexpected exception.
+INTERRUPTED = 130  # Exit code after Ctrl-C in shells.
 
 
 class UprofError(Exception):

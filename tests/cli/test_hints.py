@@ -32,7 +32,7 @@ def test_hint_for_a_trace_is_to_import_it(command: tuple[str, ...], tmp_path: Pa
     path = tmp_path / "trace.json.gz"
     path.write_bytes(gzip.compress(json.dumps({"traceEvents": []}).encode()))
     done = uprof(*with_path(command, path))
-    refused(done, 7, "is not a report (a SQLite database) but a gzip-compressed file")
+    refused(done, 7, "is not a report (an SQLite database) but a gzip-compressed file")
     assert f"run `uprof convert {path}` first" in done.stderr
     assert "\\x1f" not in done.stderr
 

@@ -96,7 +96,7 @@ def test_torch_npu_directory_has_the_layout_of_torch_npu(
         *(["ASCEND_PROFILER_OUTPUT/analysis.db"] if analyzed else []),
     }
     again = list(convert_all([folder], tmp_path / "out"))
-    assert "exists already" in str(again[0].error)
+    assert "already exists" in str(again[0].error)
 
 
 def torch_npu_folder(path: Path, **options: Any) -> Path:

@@ -106,3 +106,20 @@ def test_csv_and_html_are_refused_for_other_comparisons(tmp_path: Path, form: st
         assert f"--format {form} needs two recordings of device work" in str(refused.exception)
     together = uprof("--workload", f"a={tracked}:{tracked}", "--format", form)
     assert isinstance(together.exception, UsageError)
+
+
+def test_shapes_that_are_not_listed_have_one_row(tmp_path: Path) -> None:
+    for name, factor in (("base.db", 1), ("new.db", 2)):
+        with Device(tmp_path / name) as device:
+            device.call(0, 90_000, "ProfilerStep#0")
+            for number in range(5):
+                at, link = 10 + 1000 * number, number + 1
+                device.call(at, at + 50, "aten::mm", inputs=(f"{link},8;8,8;", "float;float;"))
+                device.call(at + 10, at + 40, "aten::mm", launches=link)
+                begin = 10_000 * link
+                device.task(begin, begin + factor * 100 * link, connection=link)
+    text = uprof(tmp_path / "base.db", tmp_path / "new.db").stdout
+    (rest,) = (line for line in text.splitlines() if "2 more (--by shape)" in line)
+    assert rest.split("shape)")[1].split()[:6] == ["300", "ns", "600", "ns", "+300", "ns"]
+    everything = uprof(tmp_path / "base.db", tmp_path / "new.db", "--by", "shape").stdout
+    assert " more" not in everything

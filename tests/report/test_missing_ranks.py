@@ -48,7 +48,7 @@ def damage_page(file: Path) -> None:
 
 
 def remove_tables(file: Path) -> None:
-    """Leave a SQLite file without tables, as an interrupted writer does."""
+    """Leave an SQLite file without tables, as an interrupted writer does."""
     file.unlink()
     execute(file, "CREATE TABLE t (a)")
     execute(file, "DROP TABLE t")
@@ -57,8 +57,8 @@ def remove_tables(file: Path) -> None:
 DAMAGES: dict[Callable[[Path], None], str] = {
     truncate: "is cut off",
     empty: "is empty",
-    zero: "is not a report (a SQLite database) but a file of zeros",
-    overwrite: "is not a report (a SQLite database) but text",
+    zero: "is not a report (an SQLite database) but a file of zeros",
+    overwrite: "is not a report (an SQLite database) but text",
     damage_page: "is damaged",
     remove_tables: "is not a report",
 }

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.analysis.builders import Device, run_time_report, training_step
+from tests.analysis.builders import Device, memory_report, run_time_report, training_step
 from unified_prof.cli.app import app
 from unified_prof.explain.api import open_reports
 from unified_prof.recording.calls import _by_key
@@ -54,6 +54,16 @@ def test_kernels_have_minimum_percentiles_maximum_and_deviation(path: Path) -> N
 def test_percentiles_are_interpolated(path: Path) -> None:
     row = rows(path, "operation", statistics=True)["aten::mm"]
     assert (row["min_ns"], row["median_ns"], row["p99_ns"], row["max_ns"]) == (30, 65, 99, 100)
+
+
+def test_a_narrow_terminal_shows_the_statistics_instead_of_parts(tmp_path: Path) -> None:
+    run_time_report(tmp_path / "run_time.sqlite")
+    memory_report(tmp_path / "memory.sqlite")
+    with open_reports(tmp_path) as opened:
+        request = ReportRequest(statistics=True, width=80)
+        text = report_formats.produce_text(opened, request)
+    (heading,) = (line for line in text.splitlines() if line.startswith("operation  "))
+    assert {"calls", "time", "min", "median", "p99"} <= {*heading.split()}
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 10**12)), max_size=300))

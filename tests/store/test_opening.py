@@ -177,9 +177,9 @@ def test_any_relative_or_absolute_file_name_is_read(
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "is empty, expected a SQLite database"),
-        (b"S", "is not a report (a SQLite database) but text"),
-        (b"{}" * 5000, "is not a report (a SQLite database) but JSON"),
+        (b"", "is empty, expected an SQLite database"),
+        (b"S", "is not a report (an SQLite database) but text"),
+        (b"{}" * 5000, "is not a report (an SQLite database) but JSON"),
         (b"SQLite format 3\0", "is cut off: 16 bytes, expected 100"),
         (b"SQLite format 3\0" + b"\0" * 5000, "bad.db"),
         (b"SQLite format 3\0" + b"\xff" * 5000, "bad.db"),

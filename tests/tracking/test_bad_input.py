@@ -135,6 +135,7 @@ def test_ctrl_c_keeps_complete_iterations(
     assert outcome.tracked is not None
     assert not outcome.tracked.complete
     assert outcome.failure == "interrupted by Ctrl-C after 3 of 50 measured iterations"
+    assert outcome.failure in str(outcome.tracked.anomalies["run_not_complete"])
     assert capsys.readouterr().err == ""
 
 

@@ -148,7 +148,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> Iter
 @pytest.mark.parametrize(
     ("error", "code"),
     [(None, "0"), (SystemExit(3), "3"), (SystemExit("no"), "1"), (SystemExit(), "0"),
-     (ValueError(), "1")],
+     (ValueError(), "1"), (KeyboardInterrupt(), "130")],
 )  # fmt: skip
 def test_all_steps_and_facts_of_a_run_are_written(
     start: Start, error: BaseException | None, code: str

@@ -65,6 +65,12 @@ def test_steps_without_device_times_have_parts_of_the_host_only(tmp_path: Path) 
     assert "forward" not in text
 
 
+def test_ctrl_c_is_no_exit_code(tmp_path: Path) -> None:
+    file = write_run(tmp_path, is_over=False)
+    file.close({"exit_code": "130", "ended_ns": "2"})
+    assert "1,000, interrupted\n" in report(tmp_path)
+
+
 def report(*words: str | Path) -> str:
     """Run `uprof report` and return its output."""
     done = CliRunner().invoke(app, ["report", *map(str, words)])

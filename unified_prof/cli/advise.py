@@ -122,7 +122,7 @@ def _changes(faster: Sequence[str], without: Sequence[str]) -> Iterator[Change]:
             factor = math.nan
         if not name or not (0 < factor < math.inf):
             raise UsageError(
-                f"--faster {text}: expected NAME=K, for example aten::mm=2",
+                f"--faster {text}: expected NAME=K with K above 0, for example aten::mm=2",
                 slug="wrong-option-value",
             )
         yield Change(name, factor)

@@ -34,6 +34,7 @@ from unified_prof.cli.command import Group, Option
 from unified_prof.cli.output import put_error
 from unified_prof.errors import (
     BUG_EXIT_CODE,
+    INTERRUPTED,
     OutputError,
     StoreError,
     SystemLimitError,
@@ -42,7 +43,6 @@ from unified_prof.errors import (
 )
 from unified_prof.version import VERSION
 
-INTERRUPTED = 130
 READER_LEFT = 141  # Exit code that shells report for a process ended by SIGPIPE.
 
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})

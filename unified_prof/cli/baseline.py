@@ -49,7 +49,8 @@ def save(
     entry = api.save(name, files, store, reader.run)
     if not printer.json(lambda: _fields(entry)):
         version = f"{entry.name}@{entry.version}"
-        printer.lines(f"saved {version}: {entry.samples} samples of {entry.label}")
+        samples = "1 sample" if entry.samples == 1 else f"{entry.samples:,} samples"
+        printer.lines(f"saved {version}: {samples} of {entry.label}")
 
 
 @baseline.command("list", replaced_by="baseline show")

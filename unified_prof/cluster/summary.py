@@ -321,7 +321,11 @@ def _nothing_read(unread: Sequence[UnreadableRecording]) -> StoreError:
     """Return the error for a run without a readable rank: first file, reason and hint."""
     text = "no rank's recording could be read"
     if not unread:
-        return StoreError(text, slug="no-rank-readable")
+        return StoreError(
+            f"{text}: no input is one",
+            hint="expected msprof databases, PROF_* and *_ascend_pt directories, traces",
+            slug="no-rank-readable",
+        )
     first = unread[0]
     more = f"; {len(unread) - 1:,} more failed" if len(unread) > 1 else ""
     return StoreError(

@@ -91,7 +91,8 @@ def anonymize(
         OutputError: the output exists, is inside the recording or cannot be written.
     """
     if os.path.lexists(output) and (not force or output.is_dir()):
-        raise OutputError(f"{output} exists", hint="choose another name", slug="already-exists")
+        hint = "choose another name" if output.is_dir() else "overwrite it with --force"
+        raise OutputError(f"{output} already exists", hint=hint, slug="already-exists")
     if output.resolve().is_relative_to(recording.resolve()):
         message = f"{output} is the recording itself or inside it"
         raise OutputError(message, hint="choose another place", slug="wrong-output-place")

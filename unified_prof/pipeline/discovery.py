@@ -590,7 +590,7 @@ def refuse_existing(place: ReportPlace) -> None:
     """Raise OutputError if reports already exist at `place`."""
     if place.existing:
         raise OutputError(
-            f"{place.existing[-1]} exists already",
+            f"{place.existing[-1]} already exists",
             hint="use --force to overwrite it, or -o to write elsewhere",
             slug="already-exists",
         )

@@ -26,7 +26,7 @@ from unified_prof.backends.npu_launcher import MarkIterations
 from unified_prof.base import streams
 from unified_prof.base.text import NS_PER_MS, printable
 from unified_prof.compare.step_changes import StepChanges
-from unified_prof.errors import UprofError
+from unified_prof.errors import INTERRUPTED, UprofError
 from unified_prof.pipeline.outputs import make_directory, rank_here
 from unified_prof.pipeline.watch_captures import (
     CAPTURES,
@@ -184,7 +184,8 @@ class Watch:
         if self._signaled is not None:
             signal.signal(signal.SIGUSR2, self._signaled)
         if error is not None:
-            code = error.code if isinstance(error, SystemExit) else 1
+            otherwise = INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
+            code = error.code if isinstance(error, SystemExit) else otherwise
             self.exit_code = code if isinstance(code, int) else int(code is not None)
         self._over.set()
         self._thread.join()

@@ -87,12 +87,16 @@ def _by_outcome(
     """Return rows by outcome, largest change first."""
     changed = _changed(found, rows, everything=False)
     both = [row for row in changed if row.side == "both"]
+    least_ns = MIN_ROW_CHANGE * found.longest_ns
     return [
         ("Slower in new", [row for row in both if found.change_ns(row) > 0]),
         ("Faster in new", [row for row in both if found.change_ns(row) < 0]),
         ("Only in new", [row for row in changed if row.side == "new"]),
         ("Only in base", [row for row in changed if row.side == "base"]),
-        ("Unchanged", [row for row in rows if row not in changed] if everything else []),
+        (
+            f"Changed by less than {duration(least_ns)}",
+            [row for row in rows if row not in changed] if everything else [],
+        ),
     ]
 
 
@@ -168,8 +172,12 @@ def _columns(
         alike = any(one.side == "both" for one in row.shapes) or row.side != "both"
         if first == "operation" and (shapes or (alike and len(row.shapes) > 1)):
             ordered = sorted(row.shapes, key=lambda one: -abs(found.change_ns(one)))
-            most = ordered if shapes else ordered[:_MAX_SHAPES]
+            whole = shapes or len(ordered) <= _MAX_SHAPES + 1
+            most = ordered if whole else ordered[:_MAX_SHAPES]
             listed += [(f"  {_name_with_calls(found, one)}", one) for one in most]
+            if not whole:
+                rest = ordered[_MAX_SHAPES:]
+                listed.append((f"  {len(rest)} more (--by shape)", _sum(rest)))
     figures: list[Figure[tuple[str, Line]]] = []
     if any(row.class_name for _, row in listed) and first != "class":
         figures.append(("class", lambda one: one[1].class_name, neutral, 10))
@@ -192,6 +200,16 @@ def _columns(
     if any(row.lines for _, row in listed):
         figures.append(("line", lambda one: _first_of(one[1].lines), neutral, 4))
     return columns_of(listed, *figures)
+
+
+def _sum(rows: Sequence[Line]) -> Line:
+    """Return the sum of rows."""
+    return Line("", _total([row.base for row in rows]), _total([row.new for row in rows]))
+
+
+def _total(amounts: Sequence[Amount | None]) -> Amount | None:
+    known = [(one.calls, one.runs, one.total_ns) for one in amounts if one is not None]
+    return Amount(*map(sum, zip(*known, strict=True))) if known else None
 
 
 def _limits(found: DeviceDifference, row: Line) -> Allowed | None:

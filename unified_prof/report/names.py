@@ -301,7 +301,7 @@ _RATES = ((10**12, "TB/s"), (10**9, "GB/s"), (10**6, "MB/s"), (10**3, "kB/s"), (
 
 def part_name(name: str) -> str:
     """Return the name of a part of an iteration for display."""
-    return name.replace("_", " ").replace("cpu", "CPU")
+    return "other code" if name == "other" else name.replace("_", " ").replace("cpu", "CPU")
 
 
 def format_duration(value_ns: float | None) -> str:

@@ -197,10 +197,6 @@ def format_signed(value: float | None, show: Any = names.format_duration) -> str
     return f"{'+' if value > 0 else '-' if value < 0 else ''}{show(abs(value))}"
 
 
-def _part_name(part: PartChange) -> str:
-    return "other code" if part.name == "other" else names.part_name(part.name)
-
-
 def _explains(net_ns: float) -> Figure[Change | PartChange]:
     """Return the column with the share of the net change."""
 
@@ -231,7 +227,7 @@ def _change_figures(net_ns: float) -> tuple[Figure[Change], ...]:
 def _part_figures(net_ns: float) -> tuple[Figure[PartChange], ...]:
     """Return the columns of the parts of the median iteration, which add up to it."""
     return (
-        ("part", _part_name, names.neutral, 10),
+        ("part", lambda part: names.part_name(part.name), names.neutral, 10),
         *_CHANGED_NS,
         _explains(net_ns),
         ("line", lambda row: row.line or "", names.neutral, 6),
@@ -310,8 +306,8 @@ def _largest_part(difference: Difference, total: Comparison) -> str:
             if abs(part.delta_ns) < _NAMED_SHARE * abs(net_ns):
                 break
             line = f" at {part.line}" if part.line else ""
-            text = f"; largest change: {_part_name(part)} {format_signed(part.delta_ns)}{line}"
-            return "" if total.verdict() == "same" else text
+            text = f"{names.part_name(part.name)} {format_signed(part.delta_ns)}{line}"
+            return "" if total.verdict() == "same" else f"; largest change: {text}"
     return ""
 
 

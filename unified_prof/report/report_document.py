@@ -475,7 +475,8 @@ def breakdown_columns(selection: Selection) -> list[Column]:
     ]
     for key in dict.fromkeys(key for row in rows for key in row.extra):
         heading, show = _extra_column(key)
-        result.append(column(heading, lambda row, key=key: row.extra.get(key), show, 4))  # type: ignore[misc]
+        importance = 8 if key in _STATISTICS else 4
+        result.append(column(heading, lambda row, key=key: row.extra.get(key), show, importance))  # type: ignore[misc]
     cells = tuple(names.neutral(row.detail or "") for row in rows)
     if (
         by == "roofline"
@@ -486,6 +487,8 @@ def breakdown_columns(selection: Selection) -> list[Column]:
     return [column for column in (*result, detail) if column.filled or not rows]
 
 
+# Figures of --stats: whoever asks for them needs them more than the parts of a time.
+_STATISTICS = ("min_ns", "median_ns", "p99_ns", "max_ns", "stddev_ns")
 # Ending of a key -> formatter.
 _UNITS = {
     "_ns": names.format_duration,

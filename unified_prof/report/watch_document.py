@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from unified_prof.base import arrow_files
 from unified_prof.compare.step_changes import RECENT, WARM_UP, grown
-from unified_prof.errors import UsageError
+from unified_prof.errors import INTERRUPTED, UsageError
 from unified_prof.report.document import Column, Document
 from unified_prof.report.formats import ReportRequest
 from unified_prof.report.names import format_duration, format_number, format_share, format_size
@@ -350,7 +350,8 @@ def _add_facts(document: Document, one: RankFigures) -> None:
     if one.is_running:
         note += ", running"
     elif one.exit_code != 0:
-        note += ", killed" if one.exit_code is None else f", exit code {one.exit_code}"
+        ended = {None: "killed", INTERRUPTED: "interrupted"}
+        note += f", {ended.get(one.exit_code, f'exit code {one.exit_code}')}"
     document.fact("steps", f"{one.steps:,}{note}")
     median, p90, longest = map(format_duration, (length.median_ns, length.p90_ns, length.max_ns))
     document.fact("step", f"median {median}, p90 {p90}, max {longest}")

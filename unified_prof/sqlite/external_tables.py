@@ -231,7 +231,7 @@ def foreign_tables(path: Path) -> Iterator[Tables]:
 
 
 class _DatabaseTables:
-    """`Tables` of a SQLite file."""
+    """`Tables` of an SQLite file."""
 
     def __init__(self, path: Path, db: sqlite3.Connection) -> None:
         self._path, self._db = path, db

@@ -123,9 +123,9 @@ def _header(path: Path) -> bytes:
     except ValueError as err:  # no file can have such a name
         raise StoreError(f"cannot read {str(path)!r}: {err}", slug="cannot-read") from err
     if not header:
-        raise StoreError(f"{path} is empty, expected a SQLite database", slug="empty-file")
+        raise StoreError(f"{path} is empty, expected an SQLite database", slug="empty-file")
     if not header.startswith(MAGIC):
-        message = f"{path} is not a report (a SQLite database) but {_content_kind(header)}"
+        message = f"{path} is not a report (an SQLite database) but {_content_kind(header)}"
         raise StoreError(message, slug="not-a-report")
     if len(header) < _HEADER_BYTES:
         raise _truncated(path, len(header), _HEADER_BYTES)

@@ -126,7 +126,8 @@ class LiveTracking:
         self._session.ended_well = error is None
         failures = []
         if not self._loop.driver.finished and not self._session.measured_each_kind:
-            failures.append(self._session.why_incomplete(error))
+            self._session.incomplete = self._session.why_incomplete(error)
+            failures.append(self._session.incomplete)
         if error is None:
             self.tracked = self._session.result(complete=self._loop.driver.finished)
         else:  # the caller must see the program's own error

@@ -27,9 +27,7 @@ from typing import Any
 from unified_prof.base import streams
 from unified_prof.base.run_spec import RunSpec
 from unified_prof.base.text import printable
-from unified_prof.errors import CaptureError, UsageError
-
-INTERRUPTED = 130  # Exit code after Ctrl-C in shells.
+from unified_prof.errors import INTERRUPTED, CaptureError, UsageError
 
 
 @dataclass(frozen=True, slots=True)

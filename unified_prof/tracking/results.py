@@ -273,9 +273,7 @@ class Results:
                 session.interception.eager_calls,
             )
         if not self._complete and not session.measured_each_kind:
-            self._anomalies.add(
-                "run_not_complete", "the workload ended before the measurement was complete"
-            )
+            self._anomalies.add("run_not_complete", session.incomplete)
 
     def _note_device(self) -> None:
         """Record limits of the times of operations on a device."""

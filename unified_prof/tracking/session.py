@@ -64,6 +64,7 @@ class Session:
         self.untracked_work = UntrackedWork()
         self.ended_well = False
         """True if the program ended without an error."""
+        self.incomplete = "the workload ended before the measurement was complete"
         self.report_error: Exception | None = None
         """Exception that `RunSpec.on_measured` raised."""
         self._final: TrackedRun | None = None
@@ -278,7 +279,7 @@ class Session:
             return elsewhere[0] if elsewhere else NOTHING_MARKED
         if RUN_TIME not in self.spec.reports:
             return f"{what} before the measurement was complete"
-        return f"{what} after {done} of {asked} measured iterations"
+        return f"{what} after {done:,} of {asked:,} measured iterations"
 
     @property
     def measured_each_kind(self) -> bool:

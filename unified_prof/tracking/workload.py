@@ -206,7 +206,8 @@ def run_workload(device: str, spec: RunSpec, instruments: Sequence[Instrument] =
     failures: list[str] = []
     # If only some iterations are missing, `TrackedRun.complete` says so.
     if not workload.driver.finished and not session.measured_each_kind:
-        failures.append(session.why_incomplete(raised))
+        session.incomplete = session.why_incomplete(raised)
+        failures.append(session.incomplete)
     try:
         tracked = session.result(complete=workload.driver.finished)
     except UprofError as refused:

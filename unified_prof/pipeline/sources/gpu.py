@@ -42,7 +42,7 @@ def _plain_name(path: Path) -> str:
 
 
 def _database_tables(path: Path) -> frozenset[str]:
-    """Return the table names of a SQLite database, compressed or not; empty for other files.
+    """Return the table names of an SQLite database, compressed or not; empty for other files.
 
     If the database is compressed, only its beginning is searched.
     """
@@ -67,7 +67,7 @@ def _database_tables(path: Path) -> frozenset[str]:
 
 @contextmanager
 def _open_database(path: Path) -> Iterator[Tables]:
-    """Open the tables of a recording that is a SQLite database, compressed or not.
+    """Open the tables of a recording that is an SQLite database, compressed or not.
 
     Raises:
         RawFormatError: it cannot be read.
@@ -221,7 +221,7 @@ _PARQUET = ".parquet"
 
 
 class Nsys(Source):
-    """The tables of an Nsight Systems export: a SQLite database or a directory of Parquet files."""
+    """Tables of an Nsight Systems export: an SQLite database or a directory of Parquet files."""
 
     kind = "nsys"
     description = "an Nsight Systems export (.sqlite, parquetdir)"

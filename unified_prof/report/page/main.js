@@ -16,7 +16,9 @@ function figures(report) {
   };
   const part = (value) => (value === null || !totals.total_ns ? "" : `${words.percent((100 * value) / totals.total_ns)} of the total`);
   if (totals.iteration_ns !== null) add(devices.length ? "Step" : "Iteration", "iteration_ns", totals.iterations === 1 ? "n = 1" : `median${totals.iteration_p90_ns === null ? "" : `; p90 ${words.duration(totals.iteration_p90_ns)}`} (n = ${words.count(totals.iterations)})`);
-  add(CLOCKS[clock], "total_ns", `${words.count(totals.count)} calls`);
+  const run = clock === "operation" ? totals.iteration_ns - (totals.iteration_waited_ns ?? 0) : 0; // of which rows are shares
+  const share = run > totals.total_ns ? `; ${words.percent((100 * totals.total_ns) / run)} of an iteration${totals.iteration_waited_ns ? " without waits" : ""} (${words.duration(run)})` : "";
+  add(CLOCKS[clock], "total_ns", `${words.count(totals.count)} calls${share}`);
   add("Forward", "forward_ns", part(totals.forward_ns));
   add("Backward", "backward_ns", part(totals.backward_ns));
   add("Optimizer and other", "other_ns", part(totals.other_ns));
@@ -66,7 +68,7 @@ function splitSection(report) {
       { name: "overlapped communication", value: one.overlap_ns, color: "", within: true },
     ], words.duration);
   });
-  const named = (parts, colors) => Object.entries(parts).map(([name, value]) => ({ name: name.replaceAll("_", " ").replace("cpu", "CPU"), value, color: colors[name] ?? "rest" }));
+  const named = (parts, colors) => Object.entries(parts).map(([name, value]) => ({ name: name === "other" ? "other code" : name.replaceAll("_", " ").replace("cpu", "CPU"), value, color: colors[name] ?? "rest" }));
   const steps = Object.keys(totals.iteration_parts_ns).length && !devices.length;
   if (steps) strips.push(strip("median iteration", totals.iteration_ns, named(totals.iteration_parts_ns, ITERATION_COLORS), words.duration));
   const peak = named(totals.peak_parts_bytes, MEMORY_COLORS);

@@ -9,7 +9,7 @@ let zoomed = null;
 let state = page.live ? "refreshed while the run goes on" : "";
 
 const chosenRank = (run) => run.ranks.find((one) => one.rank === run.slowest_rank) ?? run.ranks[0];
-const orRunning = (one) => (one.is_running ? "running" : one.exit_code === null ? "killed" : `exit code ${one.exit_code}`);
+const orRunning = (one) => (one.is_running ? "running" : one.exit_code === null ? "killed" : one.exit_code === 130 ? "interrupted" : `exit code ${one.exit_code}`);
 
 function watchFigures(run) {
   const one = chosenRank(run);
