@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.analysis.builders import Device
-from unified_prof.arrays import nesting, packed
+from unified_prof.arrays import intervals, packed
 from unified_prof.compare import runs
 from unified_prof.compare.device_diff import diff_recordings
 from unified_prof.explain.advice import device_context
@@ -45,7 +45,7 @@ def use_small_windows(patch: pytest.MonkeyPatch, shift: int, window: int) -> Non
     patch.setattr(packed, "_SHIFT", shift)
     for module in (packed, host_calls):
         patch.setattr(module, "BLOCK", 1 << shift)
-    for module in (read_tasks, nesting, framework, idle_time, calls, device_context):
+    for module in (read_tasks, intervals, framework, idle_time, calls, device_context):
         patch.setattr(module, "WINDOW", window)
     patch.setattr(host_calls, "_WINDOW", window)
     patch.setattr(read_tasks, "_KEPT_ROWS", 10)
@@ -288,18 +288,18 @@ def test_nesting_does_not_depend_on_window_size(
 ) -> None:
     thread, one, other = np.array(ranges, np.int64).T
     start, end = 1_000 * np.minimum(one, other), 1_000 * np.maximum(one, other)  # some cross
-    order = nesting.call_order(thread, start, end)
+    order = intervals.call_order(thread, start, end)
     thread, start, end = thread[order], start[order], end[order]
     marked = np.array(marks[: len(order)])
-    parent = nesting.around(thread, start, end)
+    parent = intervals.around(thread, start, end)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(nesting, "WINDOW", window)
+        patch.setattr(intervals, "WINDOW", window)
         columns = (packed.pack(column) for column in (thread, start, end - start))
-        tree = nesting.Nest(*columns)
+        tree = intervals.Nest(*columns)
         assert tree.parent.to_array().tolist() == parent.tolist()
         nearest = tree.nearest(lambda some: marked[some.rows])
-        assert nearest.to_array().tolist() == nesting.nearest_marked(parent, marked).tolist()
-        below, top = nesting.Below(), []
+        assert nearest.to_array().tolist() == intervals.nearest_marked(parent, marked).tolist()
+        below, top = intervals.Below(), []
         for some in tree.windows():
             top += below.next_window(some, marked[some.rows]).tolist()
-        assert top == nesting.climb(parent, marked).tolist()
+        assert top == intervals.climb(parent, marked).tolist()

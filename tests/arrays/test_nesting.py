@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unified_prof.arrays import nesting
+from unified_prof.arrays import intervals
 
 Ranges = list[tuple[int, int, int]]
 
@@ -32,7 +32,7 @@ def nested_ranges(draw: st.DrawFn) -> Ranges:
 def columns(ranges: Ranges) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     array = np.array(ranges, np.int64).reshape(-1, 3)
     thread, start, end = array[:, 0], array[:, 1], array[:, 2]
-    order = nesting.call_order(thread, start, end)
+    order = intervals.call_order(thread, start, end)
     return thread[order], start[order], end[order]
 
 
@@ -40,7 +40,7 @@ def columns(ranges: Ranges) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 @settings(max_examples=100)
 def test_parent_is_the_shortest_enclosing_range(ranges: Ranges) -> None:
     thread, start, end = columns(ranges)
-    parent = nesting.parents(thread, start, end)
+    parent = intervals.parents(thread, start, end)
     for index in range(len(thread)):
         enclosing = [
             other
@@ -50,7 +50,9 @@ def test_parent_is_the_shortest_enclosing_range(ranges: Ranges) -> None:
             and start[other] < start[index]
             and end[index] <= end[other]
         ]
-        shortest = min(enclosing, key=lambda other: end[other] - start[other], default=nesting.NONE)
+        shortest = min(
+            enclosing, key=lambda other: end[other] - start[other], default=intervals.NONE
+        )
         assert parent[index] == shortest
 
 
@@ -58,14 +60,14 @@ def test_parent_is_the_shortest_enclosing_range(ranges: Ranges) -> None:
 @settings(max_examples=300)
 def test_parent_of_a_crossing_range_is_the_innermost_open_range(raw: Ranges) -> None:
     thread, start, end = columns([(one, low, low + length) for one, low, length in raw])
-    parent = nesting.parents(thread, start, end)
+    parent = intervals.parents(thread, start, end)
     open_ranges: list[int] = []
     for index in range(len(thread)):
         while open_ranges and (
             thread[open_ranges[-1]] != thread[index] or end[open_ranges[-1]] <= start[index]
         ):
             open_ranges.pop()
-        assert parent[index] == (open_ranges[-1] if open_ranges else nesting.NONE)
+        assert parent[index] == (open_ranges[-1] if open_ranges else intervals.NONE)
         open_ranges.append(index)
 
 
@@ -76,7 +78,7 @@ def test_parent_of_a_crossing_range_is_the_innermost_open_range(raw: Ranges) -> 
 @settings(max_examples=300)
 def test_enclosing_range_may_end_earlier_by_rounding_only(raw: Ranges, rounding: int) -> None:
     thread, start, end = columns([(one, low, low + length) for one, low, length in raw])
-    found = nesting.around(thread, start, end, rounding)
+    found = intervals.around(thread, start, end, rounding)
     for index in range(len(thread)):
         enclosing = [
             other
@@ -85,18 +87,18 @@ def test_enclosing_range_may_end_earlier_by_rounding_only(raw: Ranges, rounding:
             and end[other] > start[index]
             and end[other] >= end[index] - rounding
         ]
-        assert found[index] == (enclosing[-1] if enclosing else nesting.NONE)
+        assert found[index] == (enclosing[-1] if enclosing else intervals.NONE)
 
 
 @given(nested_ranges(), st.integers(1, 3), st.integers(0, 45))
 @settings(max_examples=100)
 def test_innermost_range_at_a_time_is_found(ranges: Ranges, at_thread: int, moment: int) -> None:
     thread, start, end = columns(ranges)
-    found = nesting.innermost_at(
+    found = intervals.innermost_at(
         thread,
         start,
         end,
-        nesting.parents(thread, start, end),
+        intervals.parents(thread, start, end),
         np.array([at_thread]),
         np.array([moment]),
     )[0]
@@ -106,36 +108,36 @@ def test_innermost_range_at_a_time_is_found(ranges: Ranges, at_thread: int, mome
         if thread[index] == at_thread and start[index] <= moment <= end[index]
     ]
     # Of two ranges that meet at this time the later one counts.
-    assert found == max(enclosing, key=lambda index: start[index], default=nesting.NONE)
+    assert found == max(enclosing, key=lambda index: start[index], default=intervals.NONE)
 
 
 def test_climb_stops_below_a_marked_range() -> None:
     #          0 step > 1 op > 2 op > 3 annotation > 4 op > 5 op
     parent = np.array([-1, 0, 1, 2, 3, 4])
     stop = np.array([True, False, False, True, False, False])
-    assert nesting.climb(parent, stop).tolist() == [-1, 1, 1, -1, 4, 4]
+    assert intervals.climb(parent, stop).tolist() == [-1, 1, 1, -1, 4, 4]
 
 
 def test_nearest_marked_range_includes_the_range_itself() -> None:
     parent = np.array([-1, 0, 1, -1])
     marked = np.array([False, True, False, False])
-    assert nesting.nearest_marked(parent, marked).tolist() == [-1, 1, 1, -1]
+    assert intervals.nearest_marked(parent, marked).tolist() == [-1, 1, 1, -1]
 
 
 @given(nested_ranges(), st.data())
 @settings(max_examples=100)
 def test_path_has_the_labels_from_the_outermost_range(ranges: Ranges, data: st.DataObject) -> None:
     thread, start, end = columns(ranges)
-    parent = nesting.parents(thread, start, end)
+    parent = intervals.parents(thread, start, end)
     label = np.array([data.draw(st.integers(0, 2)) for _ in ranges], np.int64)
-    number, above, own = nesting.paths(parent, label)
+    number, above, own = intervals.paths(parent, label)
 
     def labels(index: int) -> list[int]:
-        up = [] if parent[index] == nesting.NONE else labels(int(parent[index]))
+        up = [] if parent[index] == intervals.NONE else labels(int(parent[index]))
         return [*up, int(label[index])]
 
     def path_labels(path: int) -> list[int]:
-        up = [] if above[path] == nesting.NONE else path_labels(int(above[path]))
+        up = [] if above[path] == intervals.NONE else path_labels(int(above[path]))
         return [*up, int(own[path])]
 
     assert [path_labels(int(one)) for one in number] == [
@@ -155,29 +157,29 @@ def test_containing_ranges_and_inherited_values_equal_those_of_a_search(
 ) -> None:
     table = np.array(intervals, dtype=np.int64).reshape(-1, 3)
     thread, start, end = table[:, 0], table[:, 1], table[:, 1] + table[:, 2]
-    order = nesting.call_order(thread, start, end, np.arange(len(table)))
+    order = intervals.call_order(thread, start, end, np.arange(len(table)))
     thread, start, end = thread[order], start[order], end[order]
-    parent = nesting.containing(thread, end)
+    parent = intervals.containing(thread, end)
     for child in range(len(table)):
         enclosing = [k for k in range(child) if thread[k] == thread[child] and end[k] >= end[child]]
-        assert parent[child] == (enclosing[-1] if enclosing else nesting.NONE)
+        assert parent[child] == (enclosing[-1] if enclosing else intervals.NONE)
 
     own_values = data.draw(
-        st.lists(st.sampled_from([nesting.NONE, 5, 6]), min_size=len(table), max_size=len(table))
+        st.lists(st.sampled_from([intervals.NONE, 5, 6]), min_size=len(table), max_size=len(table))
     )
-    inherited = nesting.inherit(np.array(own_values, dtype=np.int64), parent)
+    inherited = intervals.inherit(np.array(own_values, dtype=np.int64), parent)
     for child in range(len(table)):
         at = child
-        while at != nesting.NONE and own_values[at] == nesting.NONE:
+        while at != intervals.NONE and own_values[at] == intervals.NONE:
             at = int(parent[at])
-        assert inherited[child] == (own_values[at] if at != nesting.NONE else nesting.NONE)
+        assert inherited[child] == (own_values[at] if at != intervals.NONE else intervals.NONE)
 
 
 def test_parent_of_many_siblings_is_found_quickly() -> None:
     count = 200_000
     start = np.append(0, np.arange(1, count))
     end = np.append(2 * count, np.arange(1, count))
-    parent = nesting.containing(np.zeros(count, dtype=np.int64), end)
+    parent = intervals.containing(np.zeros(count, dtype=np.int64), end)
     assert start[0] == 0
     assert (parent[1:] == 0).all()
 
@@ -189,13 +191,13 @@ def test_parents_and_containing_ranges_differ_only_if_ranges_cross(
 ) -> None:
     table = np.array(intervals, dtype=np.int64).reshape(-1, 3)
     thread, start, end = table[:, 0], table[:, 1], table[:, 1] + table[:, 2]
-    order = nesting.call_order(thread, start, end)
+    order = intervals.call_order(thread, start, end)
     thread, start, end = thread[order], start[order], end[order]
-    opened, enclosing = nesting.parents(thread, start, end), nesting.containing(thread, end)
+    opened, enclosing = intervals.parents(thread, start, end), intervals.containing(thread, end)
     for child in range(len(table)):
         earlier = [k for k in range(child) if thread[k] == thread[child]]
         still_open = [k for k in earlier if end[k] > start[child]]
-        assert opened[child] == (still_open[-1] if still_open else nesting.NONE)
+        assert opened[child] == (still_open[-1] if still_open else intervals.NONE)
         crossed = any(start[child] < end[k] < end[child] for k in earlier)
         empty = start[child] == end[child]
         if not crossed and not empty:

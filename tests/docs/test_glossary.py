@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from tests.conftest import ROOT
 from tests.source_trees import nodes
-from unified_prof.recording.breakdown_kinds import KINDS
+from unified_prof.recording.model import KINDS
 from unified_prof.report import glossary
 
 CALLS = ("Column", "column", "fact")

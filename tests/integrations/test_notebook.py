@@ -16,7 +16,7 @@ import unified_prof
 from tests.processes import python
 from unified_prof.errors import UsageError
 from unified_prof.integrations import notebook
-from unified_prof.recording.breakdown_kinds import By
+from unified_prof.recording.model import By
 from unified_prof.tracking.code_entries import cell_name
 
 MODEL = """\

@@ -15,7 +15,7 @@ from tests.cli.test_report import refused, uprof
 from unified_prof.cli.app import main
 from unified_prof.errors import UsageError
 from unified_prof.explain.api import open_analyses
-from unified_prof.recording.breakdown_kinds import KINDS
+from unified_prof.recording.model import KINDS
 
 pyarrow = pytest.importorskip("pyarrow")
 

@@ -9,7 +9,7 @@ from unified_prof.cli import command as cli
 from unified_prof.cli import output as printing
 from unified_prof.cli.output import Printer
 from unified_prof.export import files as layouts
-from unified_prof.recording.breakdown_kinds import MEASURES, Place
+from unified_prof.recording.model import MEASURES, Place
 from unified_prof.report.formats import FORMAT_SUFFIXES
 
 _PICTURES = (".svg", ".png", ".pdf")  # Otherwise a directory of this name would be written.

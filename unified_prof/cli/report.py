@@ -10,7 +10,7 @@ from unified_prof.cli import output as printing
 from unified_prof.cli.output import ResultOptions
 from unified_prof.errors import UsageError
 from unified_prof.pipeline.report_input import Reader, render_reports
-from unified_prof.recording.breakdown_kinds import KINDS, STATISTICS_OF
+from unified_prof.recording.model import KINDS, STATISTICS_OF
 from unified_prof.report import formats
 from unified_prof.schema.catalogue import WATCH_FILES
 

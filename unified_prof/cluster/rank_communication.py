@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays import intervals, nesting
+from unified_prof.arrays import intervals
 from unified_prof.arrays.grouping import MISSING, NO_VALUE, Bools, Ints, Lookup, Runs
 from unified_prof.arrays.intervals import IntervalSet
 from unified_prof.base.columns import NO_RANK
@@ -279,7 +279,7 @@ class RankDatabase:
             for one, text in zip(ids.tolist(), self.strings.texts(ids), strict=True)
             if str(text).startswith(_STARTING_COLLECTIVES)
         ]
-        outermost = nesting.parents(thread, start, start + duration) == nesting.NONE
+        outermost = intervals.parents(thread, start, start + duration) == intervals.NONE
         chosen = np.flatnonzero(outermost & ~np.isin(name, starting))
         chosen = chosen[np.argsort(start[chosen], kind="stable")]
         return start[chosen], duration[chosen], name[chosen]

@@ -22,12 +22,11 @@ from unified_prof.arrays.packed import codes
 from unified_prof.base.text import NS_PER_US
 from unified_prof.recording import annotations as annotated
 from unified_prof.recording import breakdowns
-from unified_prof.recording.breakdown_kinds import By
 from unified_prof.recording.breakdowns import finish
 from unified_prof.recording.calls import sort_rows
 from unified_prof.recording.device import step_rows, stream_rows, with_vendor
 from unified_prof.recording.framework import NONE
-from unified_prof.recording.model import THEN, Breakdown, Row, Series
+from unified_prof.recording.model import THEN, Breakdown, By, Row, Series
 from unified_prof.recording.recording import BreakdownSpec, Recording
 from unified_prof.recording.source import device_name
 from unified_prof.recording.task_order import LaunchedTasks

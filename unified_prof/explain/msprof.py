@@ -26,7 +26,6 @@ from unified_prof.explain.schedule.builder import schedule_of
 from unified_prof.explain.what_if import CLASSES, WITHOUT, class_name, gain, select, without
 from unified_prof.recording import counters, host_lanes, timeline
 from unified_prof.recording import source as provenance
-from unified_prof.recording.breakdown_kinds import KINDS, By, Kind, Place
 from unified_prof.recording.breakdowns import Stacks
 from unified_prof.recording.calls import (
     COMMUNICATION,
@@ -41,12 +40,16 @@ from unified_prof.recording.collectives import Group
 from unified_prof.recording.host_lanes import HostThreads, IdleLane
 from unified_prof.recording.idle import IdleReasons
 from unified_prof.recording.model import (
+    KINDS,
     Advice,
     Breakdown,
+    By,
     DeviceTime,
     Distribution,
+    Kind,
     ModelUse,
     NotMeasured,
+    Place,
     PmuFigure,
     Row,
     Series,

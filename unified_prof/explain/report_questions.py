@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Protocol
 
 from unified_prof.arrays.grouping import Ints
 from unified_prof.errors import UsageError
-from unified_prof.recording.breakdown_kinds import By, Place
 from unified_prof.recording.calls import AnyCalls, Calls, operation_statistics
 from unified_prof.recording.model import (
     Advice,
     Breakdown,
+    By,
     Distribution,
     Gaps,
     ModelUse,
+    Place,
     PmuFigure,
     Row,
     Samples,

@@ -13,14 +13,13 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays import intervals, nesting
+from unified_prof.arrays import intervals
 from unified_prof.arrays.grouping import Bools, Ints, positions, rising
 from unified_prof.recording import names
-from unified_prof.recording.breakdown_kinds import By
 from unified_prof.recording.breakdowns import finish
 from unified_prof.recording.calls import UNKNOWN, Labels, sort_rows
 from unified_prof.recording.framework import NONE, Framework
-from unified_prof.recording.model import Breakdown, Row
+from unified_prof.recording.model import Breakdown, By, Row
 from unified_prof.recording.recording import BreakdownSpec, Recording
 
 # Ranges that are neither operations nor annotations: steps, Python frames, modules.
@@ -109,10 +108,10 @@ class HostTimeline:
         if not len(rows):
             return result
         own, start, end = calls.thread[rows], calls.start_ns[rows], calls.end_ns[rows]
-        order = nesting.call_order(own, start, end)
+        order = intervals.call_order(own, start, end)
         rows, own, start, end = rows[order], own[order], start[order], end[order]
-        parent = nesting.parents(own, start, end)
-        found = nesting.innermost_at(own, start, end, parent, thread, at_ns)
+        parent = intervals.parents(own, start, end)
+        found = intervals.innermost_at(own, start, end, parent, thread, at_ns)
         ids = np.unique(calls.name[rows])
         numbers = self._labels.numbers(strings.texts(ids.tolist()))
         inside = found >= 0
@@ -142,7 +141,7 @@ class CallTree:
         self.ranges = np.flatnonzero(framework.recorded)
         place = np.full(len(framework) + 1, NONE, np.int64)
         place[self.ranges] = np.arange(len(self.ranges))
-        above = nesting.nearest_marked(framework.parent.to_array(), framework.recorded)
+        above = intervals.nearest_marked(framework.parent.to_array(), framework.recorded)
         up = framework.parent[self.ranges]
         self.parent: Ints = np.where(up == NONE, NONE, place[above[up]])
         start, end = framework.start_ns[self.ranges], framework.end_ns[self.ranges]

@@ -18,7 +18,6 @@ from unified_prof.errors import UsageError
 from unified_prof.explain.report_questions import Analysis
 from unified_prof.recording import annotations as tracked_regions
 from unified_prof.recording import breakdowns, skyline_tables
-from unified_prof.recording.breakdown_kinds import By, Place
 from unified_prof.recording.breakdowns import NO_LINE, NO_MODULE, module_parts
 from unified_prof.recording.calls import (
     OPERATION,
@@ -32,8 +31,10 @@ from unified_prof.recording.calls import (
 from unified_prof.recording.model import (
     Advice,
     Breakdown,
+    By,
     Gaps,
     NotMeasured,
+    Place,
     Row,
     Samples,
     Step,

@@ -9,9 +9,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays import nesting
+from unified_prof.arrays import intervals
 from unified_prof.arrays.grouping import Bools, Ints
-from unified_prof.recording.breakdown_kinds import Place
 from unified_prof.recording.breakdowns import (
     Frame,
     Stacks,
@@ -23,6 +22,7 @@ from unified_prof.recording.breakdowns import (
 )
 from unified_prof.recording.calls import SIZES
 from unified_prof.recording.framework import BACKWARD, NONE, Framework
+from unified_prof.recording.model import Place
 from unified_prof.recording.python_frames import ADDRESS
 from unified_prof.recording.recording import Recording
 from unified_prof.recording.source import possible
@@ -86,7 +86,7 @@ class _Operations:
         inside[inside] = operation[framework.parent[inside]]
         parent = np.where(inside, framework.parent, NONE)
         self._names, self._codes = framework.names(ranges)
-        self._path, self._up, self._last = nesting.paths(parent, self._codes)
+        self._path, self._up, self._last = intervals.paths(parent, self._codes)
 
     def above(
         self, calls: Ints, named: Ints, backward: Bools, innermost: Ints
@@ -195,9 +195,9 @@ def host_stacks(recording: Recording) -> Stacks:
     parts = [_ranges(recording), _host_calls(recording)]
     thread, start, end, name, kind = (np.concatenate(one) for one in zip(*parts, strict=True))
     rank = np.repeat([0, 1], [len(part[0]) for part in parts])
-    order = nesting.call_order(thread, start, end, rank)
+    order = intervals.call_order(thread, start, end, rank)
     thread, start, end, name, kind = (one[order] for one in (thread, start, end, name, kind))
-    parent = nesting.parents(thread, start, end)
+    parent = intervals.parents(thread, start, end)
     inside = parent != NONE
     # Due to rounding, a call may end slightly after the one around it.
     within = np.minimum(end, end[parent])[inside] - start[inside]
@@ -216,7 +216,7 @@ def host_stacks(recording: Recording) -> Stacks:
     names = [(Frame(f"thread {thread & 0xFFFFFFFF}", "thread"),) for thread in threads.tolist()]
     gathering = StackSums()
     for one in path_samples(
-        *nesting.paths(parent, label),
+        *intervals.paths(parent, label),
         own,
         distinct.__getitem__,
         begin=names.__getitem__ if len(threads) > 1 else lambda _: (),

@@ -17,7 +17,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays import intervals, nesting
+from unified_prof.arrays import intervals
 from unified_prof.arrays.grouping import Ints
 from unified_prof.arrays.intervals import IntervalSet
 from unified_prof.errors import UsageError
@@ -242,7 +242,9 @@ def _matching_work(recording: Recording, pattern: str) -> NDArray[np.bool_]:
         matching = np.array([_matches(text, pattern) for text in texts])[number]
         if matching.any():
             # The operation that a task is attributed to, or one within it that launched the task.
-            within = nesting.nearest_marked(framework.parent.to_array(), matching) != nesting.NONE
+            within = (
+                intervals.nearest_marked(framework.parent.to_array(), matching) != intervals.NONE
+            )
             inner = framework.innermost(work.connection.to_array())
             result |= np.append(matching, False)[call] | np.append(within, False)[inner]
     return result

@@ -31,8 +31,7 @@ from unified_prof.explain.what_if import WITHOUT
 from unified_prof.integrations.source_costs import file_and_line, names_line
 from unified_prof.pipeline import cache, rank_runs
 from unified_prof.recording import run_directory
-from unified_prof.recording.breakdown_kinds import KINDS
-from unified_prof.recording.model import Row
+from unified_prof.recording.model import KINDS, Row
 from unified_prof.report import cluster_document, device_documents, operation_difference
 from unified_prof.report.advice import what_if_fields
 from unified_prof.report.figures import collect_figures, coverage_fields, report_fields, row_fields

@@ -31,8 +31,8 @@ from unified_prof.pipeline import analysis_db, outputs, rank_runs
 from unified_prof.pipeline.convert import convert
 from unified_prof.pipeline.outputs import RankSelection
 from unified_prof.pipeline.sources import find_source
-from unified_prof.recording.breakdown_kinds import MEASURES, Place
 from unified_prof.recording.breakdowns import Frame, Stacks, below, merge
+from unified_prof.recording.model import MEASURES, Place
 from unified_prof.report import names
 from unified_prof.report.figures import coverage_fields, readable_answers
 from unified_prof.report.viewer_traces import (

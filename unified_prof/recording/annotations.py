@@ -23,10 +23,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays import intervals, nesting
+from unified_prof.arrays import intervals
 from unified_prof.arrays.grouping import Ints, by_key
-from unified_prof.arrays.intervals import IntervalSet
-from unified_prof.arrays.nesting import NONE
+from unified_prof.arrays.intervals import NONE, IntervalSet
 from unified_prof.recording.calls import (
     COMMUNICATION,
     COPY,
@@ -240,10 +239,10 @@ class Regions:
         thread, start, end, name = (
             found[one][good].astype(np.int64) for one in ("thread", "start", "end", "name")
         )
-        order = nesting.call_order(thread, start, end)
+        order = intervals.call_order(thread, start, end)
         self.thread, self.start_ns, self.end_ns = thread[order], start[order], end[order]
         self.name = name[order]
-        self.parent: Ints = nesting.parents(self.thread, self.start_ns, self.end_ns)
+        self.parent: Ints = intervals.parents(self.thread, self.start_ns, self.end_ns)
 
     def __len__(self) -> int:
         return len(self.name)

@@ -18,7 +18,6 @@ from unified_prof.arrays.grouping import Bools, Floats, Ints
 from unified_prof.arrays.packed import Packed, Values
 from unified_prof.errors import UsageError
 from unified_prof.recording import calls
-from unified_prof.recording.breakdown_kinds import MEASURES, PLACES, By, Measure, Place
 from unified_prof.recording.calls import (
     KINDS,
     OPERATION,
@@ -40,7 +39,7 @@ from unified_prof.recording.framework import (
     NOT_ATTRIBUTED,
     Framework,
 )
-from unified_prof.recording.model import THEN, Breakdown, Row
+from unified_prof.recording.model import MEASURES, PLACES, THEN, Breakdown, By, Measure, Place, Row
 from unified_prof.recording.python_frames import user_stacks
 from unified_prof.recording.source import Source, Strings, device_name
 
@@ -513,7 +512,7 @@ def path_samples(
     begin: Callable[[int], tuple[Frame, ...]] = lambda _: (),
     beginning: Ints | None = None,
 ) -> Iterator[Sample]:
-    """Yield samples of nested ranges, from the result of `arrays.nesting.paths`.
+    """Yield samples of nested ranges, from the result of `arrays.intervals.paths`.
 
     `above` is the path above each path, `own` its last label. `weight` is that of each range
     without nested ones, and `frame` returns the frame of a label. `begin` returns the outer frames

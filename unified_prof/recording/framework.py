@@ -19,9 +19,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays import nesting
+from unified_prof.arrays import intervals
 from unified_prof.arrays.grouping import MISSING, Bools, Ints, Runs
-from unified_prof.arrays.nesting import WINDOW, Below, Distances, NearestMarked, Nest
+from unified_prof.arrays.intervals import WINDOW, Below, Distances, NearestMarked, Nest
 from unified_prof.arrays.packed import Packed, PackedLookup, Packing, Values, recoded
 from unified_prof.base.columns import API_OPERATION, API_PYTHON
 from unified_prof.recording import host_calls as host_ranges
@@ -43,7 +43,7 @@ from unified_prof.recording.python_frames import (
 from unified_prof.recording.source import Findings, Source, Strings
 
 Whole = NDArray[np.integer]
-NONE = nesting.NONE
+NONE = intervals.NONE
 FORWARD, BACKWARD, OTHER_PASS = 0, 1, 2
 _STEP = re.compile(r"ProfilerStep#\d+$")
 # `aten::conv2d`, `npu::_npu_dropout`, `torch.distributed.ddp.reducer::copy_bucket_to_grad`,

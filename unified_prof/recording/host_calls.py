@@ -127,7 +127,7 @@ def read(source: Source, strings: Strings, findings: Findings) -> dict[str, Pack
     """Read PYTORCH_API without queue entries, and mstx ranges (annotations and modules).
 
     The columns are `start`, `duration`, `row` (in PYTORCH_API; -1 for mstx ranges) and those of
-    PYTORCH_API. The ranges are in `nesting.call_order`.
+    PYTORCH_API. The ranges are in `intervals.call_order`.
     """
     taken = _ValidRanges()
     row = 0
@@ -212,7 +212,7 @@ def _nested(columns: dict[str, Packed]) -> dict[str, Packed]:
 
 
 def _call_order(thread: Packed, start_ns: Packed, duration_ns: Packed) -> NDArray[np.int32] | None:
-    """Return the order of `nesting.call_order`, None if the ranges are already in that order."""
+    """Return the order of `intervals.call_order`, None if the ranges are already in that order."""
     rows = len(start_ns)
     threads = thread.distinct()
     order = np.arange(rows, dtype=np.int32)

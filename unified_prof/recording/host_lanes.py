@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays import nesting
+from unified_prof.arrays import intervals
 from unified_prof.arrays.grouping import NOWHERE, Bools, Frame, Ints, Lookup, by_key
 from unified_prof.arrays.packed import Values
 from unified_prof.recording.calls import Labels
@@ -362,10 +362,10 @@ def _threads(
     # Python functions have rows of their own: they are often nested more deeply than operations.
     ids, place = np.unique(thread, return_inverse=True)
     group = 2 * place + (np.concatenate(kind) != PYTHON)
-    order = nesting.call_order(group, start, end, rank=(call != NOWHERE).astype(np.int64))
+    order = intervals.call_order(group, start, end, rank=(call != NOWHERE).astype(np.int64))
     group, start, end, call = group[order], start[order], end[order], call[order]
     names, kinds = np.concatenate(label)[order], np.concatenate(kind).astype(np.int8)[order]
-    depth = _depths(nesting.parents(group, start, end))
+    depth = _depths(intervals.parents(group, start, end))
     # At the maximum depth, only calls that may have launched tasks are included.
     drawn = (depth <= _MAX_DEPTH) | (call != NOWHERE)
     depth = np.minimum(depth, _MAX_DEPTH)
@@ -405,9 +405,9 @@ def _depths(parent: Ints) -> Ints:
     """Return the number of ranges around each range."""
     depth = np.zeros(len(parent), np.int64)
     above = parent
-    while (inside := above != nesting.NONE).any():
+    while (inside := above != intervals.NONE).any():
         depth += inside
-        above = np.where(inside, parent[above], nesting.NONE)
+        above = np.where(inside, parent[above], intervals.NONE)
     return depth
 
 

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import MISSING, Bools, Ints, Lookup, Runs, find
-from unified_prof.arrays.nesting import NONE, WINDOW, Distances, Nest, Window
+from unified_prof.arrays.intervals import NONE, WINDOW, Distances, Nest, Window
 from unified_prof.arrays.packed import Packed, Packing, Values
 from unified_prof.base.columns import API_PYTHON, NOT_AVAILABLE
 from unified_prof.recording.source import Source, Strings

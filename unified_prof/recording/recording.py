@@ -19,7 +19,6 @@ from unified_prof.recording import collectives, counters, operators
 from unified_prof.recording import steps as step_trace
 from unified_prof.recording.annotations import Ranges, Regions
 from unified_prof.recording.annotations import read as read_annotations
-from unified_prof.recording.breakdown_kinds import By, Kind
 from unified_prof.recording.breakdowns import host_calls
 from unified_prof.recording.calls import Calls, PackedCalls
 from unified_prof.recording.collectives import CollectiveNames, Collectives
@@ -28,7 +27,7 @@ from unified_prof.recording.device_tasks import Work
 from unified_prof.recording.framework import Framework
 from unified_prof.recording.host_calls import HostCalls, TaskQueue, load_task_queue
 from unified_prof.recording.idle_time import IdleTime
-from unified_prof.recording.model import Breakdown, Clock
+from unified_prof.recording.model import Breakdown, By, Clock, Kind
 from unified_prof.recording.python_frames import PythonCalls, python_calls
 from unified_prof.recording.source import (
     NOTHING_KNOWN,

@@ -33,8 +33,7 @@ from unified_prof.arrays.grouping import (
     find,
     value_by_key,
 )
-from unified_prof.arrays.intervals import IntervalSet
-from unified_prof.arrays.nesting import NONE
+from unified_prof.arrays.intervals import NONE, IntervalSet
 from unified_prof.arrays.packed import Column
 from unified_prof.base.columns import NO_CONNECTION
 from unified_prof.recording import idle

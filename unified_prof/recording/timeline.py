@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays import nesting
+from unified_prof.arrays import intervals
 from unified_prof.arrays.grouping import Bools, Floats, Frame, Ints, Runs, by_key, value_by_key
 from unified_prof.arrays.packed import codes
 from unified_prof.base.columns import API_QUEUE
@@ -530,7 +530,7 @@ def _host_tracks(
         for thread, rows in by_key(found["thread"][chosen]):
             own = chosen[rows]
             own = own[
-                nesting.call_order(found["thread"][own], found["start"][own], found["end"][own])
+                intervals.call_order(found["thread"][own], found["start"][own], found["end"][own])
             ]
             first = count = np.zeros(len(own), np.int64)
             if "connection" in found:
@@ -552,8 +552,8 @@ def _host_tracks(
 def _nested_ends(thread: Ints, start_ns: Ints, end_ns: Ints) -> Ints:
     """Return the ends of ranges, clipped to the enclosing range because clocks are rounded."""
     ends = end_ns.tolist()
-    for index, above in enumerate(nesting.parents(thread, start_ns, end_ns).tolist()):
-        if above != nesting.NONE and ends[index] > ends[above]:
+    for index, above in enumerate(intervals.parents(thread, start_ns, end_ns).tolist()):
+        if above != intervals.NONE and ends[index] > ends[above]:
             ends[index] = ends[above]
     return np.array(ends, np.int64)
 

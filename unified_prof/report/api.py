@@ -15,8 +15,7 @@ from unified_prof.compare.confidence import Noise
 from unified_prof.compare.gate import Limits, Verdict
 from unified_prof.errors import UsageError
 from unified_prof.explain.api import open_reports
-from unified_prof.recording.breakdown_kinds import KINDS, By
-from unified_prof.recording.model import Breakdown, Summary
+from unified_prof.recording.model import KINDS, Breakdown, By, Summary
 from unified_prof.report.figures import (
     Figures,
     collect_figures,
@@ -110,7 +109,7 @@ def figures(path: Path, *, by: By | Sequence[By] | None = None) -> list[Answer]:
 
     Args:
         path: File or directory.
-        by: Names of breakdowns, see `unified_prof.recording.breakdown_kinds.KINDS`; None for all
+        by: Names of breakdowns, see `unified_prof.recording.model.KINDS`; None for all
             that the report has, except those that are computed only on request.
 
     Raises:

@@ -10,12 +10,13 @@ from typing import Any, TypeVar
 from unified_prof.errors import StoreError, UsageError
 from unified_prof.explain.api import Opened
 from unified_prof.explain.report_questions import Analysis
-from unified_prof.recording.breakdown_kinds import KINDS, By
 from unified_prof.recording.collectives import Group
 from unified_prof.recording.idle import IdleReasons
 from unified_prof.recording.model import (
+    KINDS,
     Advice,
     Breakdown,
+    By,
     DeviceTime,
     Distribution,
     ModelUse,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from unified_prof.cluster.overview import Overview
     from unified_prof.compare.device_diff import By as DeviceBy
     from unified_prof.explain.api import Opened
-    from unified_prof.recording.breakdown_kinds import By
+    from unified_prof.recording.model import By
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,11 +17,10 @@ from unified_prof.explain.critical_path import DISPLAY_NAMES
 from unified_prof.explain.report_questions import Analysis
 from unified_prof.explain.skyline import MEASURES, Tree
 from unified_prof.explain.skyline import trees as analysis_trees
-from unified_prof.recording.breakdown_kinds import KINDS
 from unified_prof.recording.host_lanes import KINDS as HOST_KINDS
 from unified_prof.recording.host_lanes import HostThreads, IdleLane
 from unified_prof.recording.idle import IN_WORDS
-from unified_prof.recording.model import Series
+from unified_prof.recording.model import KINDS, Series
 from unified_prof.recording.source import Coverage
 from unified_prof.recording.timeline import Timeline, Track
 from unified_prof.report.figures import (

@@ -14,10 +14,10 @@ from unified_prof.base.columns import EXPECTED_ANOMALIES, coverage_text
 from unified_prof.base.text import part_lines
 from unified_prof.errors import UprofError
 from unified_prof.explain.api import open_files
-from unified_prof.recording.breakdown_kinds import KINDS
 from unified_prof.recording.calls import SIZES
 from unified_prof.recording.idle import IN_WORDS, REASONS, IdleReasons
 from unified_prof.recording.model import (
+    KINDS,
     THEN,
     Anomaly,
     DeviceTime,

@@ -13,8 +13,8 @@ from tests.analysis.explain.test_replayed import ADD, MM, write_capture, write_r
 from unified_prof.errors import UsageError
 from unified_prof.explain.api import open_reports
 from unified_prof.explain.report_questions import Analysis
-from unified_prof.recording.breakdown_kinds import Place
 from unified_prof.recording.breakdowns import Frame, Stacks, path_samples
+from unified_prof.recording.model import Place
 
 
 def stacks(

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays import nesting
+from unified_prof.arrays import intervals
 from unified_prof.arrays.grouping import Bools, Ints, Runs, last_not_after
 from unified_prof.base.columns import NO_TEXT as NO_TEXT_ID
 from unified_prof.base.columns import NOT_AVAILABLE, Sink, Strings
@@ -70,7 +70,7 @@ def string_ids(strings: Strings, texts: Texts, numbers: Ints) -> Ints:
 
 
 Clock = Callable[[Ints], Ints]
-NONE = nesting.NONE
+NONE = intervals.NONE
 STEP = "ProfilerStep#"
 MARK = "mstx_"
 
@@ -89,7 +89,7 @@ _MOST_LEVELS = 10_000
 
 
 class Operators:
-    """Operators sorted by thread and start; longer ones first (`nesting.call_order`)."""
+    """Operators sorted by thread and start; longer ones first (`intervals.call_order`)."""
 
     def __init__(
         self, columns: dict[str, Ints], names: Texts, types: Texts, shapes: Texts, stacks: Texts
@@ -102,7 +102,7 @@ class Operators:
         """
         self.names, self.types, self.shapes, self.stacks = names, types, shapes, stacks
         start, end, number = columns["start"], columns["end"], columns["number"]
-        order = nesting.call_order(columns["tid"], start, end, -number)
+        order = intervals.call_order(columns["tid"], start, end, -number)
         # Position in the order of recording, which is the order of the ends.
         self.number = number[order]
         self.start_ns, self.end_ns = start[order], end[order]
@@ -168,7 +168,7 @@ class Operators:
         """
         order = np.lexsort((self.number, -self.end_ns, self.start_ns))
         start, end = self.start_ns[order], self.end_ns[order]
-        parent = nesting.parents(np.zeros(len(order), np.int64), start - 1, end)
+        parent = intervals.parents(np.zeros(len(order), np.int64), start - 1, end)
         result = np.full(len(order), NONE, np.int64)
         result[order] = np.where(parent == NONE, NONE, order[parent])
         return result
@@ -176,7 +176,7 @@ class Operators:
     @cached_property
     def _longer(self) -> Ints:
         """Index of the nearest preceding operator on the thread that does not end earlier."""
-        return nesting.containing(self.tid, self.end_ns)
+        return intervals.containing(self.tid, self.end_ns)
 
     def _climb(self, start: Ints, above: Ints, is_it: Callable[[Ints, Ints], Bools]) -> Ints:
         found = start.copy()

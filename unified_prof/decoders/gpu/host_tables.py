@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import Bools, Ints
-from unified_prof.arrays.nesting import NONE
+from unified_prof.arrays.intervals import NONE
 from unified_prof.base.columns import (
     API_NAMES,
     API_OPERATION,

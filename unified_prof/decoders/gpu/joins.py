@@ -12,7 +12,7 @@ from contextlib import ExitStack
 import numpy as np
 
 from unified_prof.arrays.grouping import NOWHERE, Ints, find
-from unified_prof.arrays.nesting import NONE, call_order, containing, inherit
+from unified_prof.arrays.intervals import NONE, call_order, containing, inherit
 from unified_prof.base.columns import MISSING
 from unified_prof.decoders.gpu import rows as r
 from unified_prof.decoders.gpu.host_tables import Allocations, HostTables

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import NOWHERE, Bools, Floats, Ints, find, positions
-from unified_prof.arrays.nesting import NONE
+from unified_prof.arrays.intervals import NONE
 from unified_prof.base.columns import MISSING, Sink
 from unified_prof.decoders.gpu.pools import (
     Collectives,

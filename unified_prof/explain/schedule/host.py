@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from unified_prof.arrays import intervals, nesting
+from unified_prof.arrays import intervals
 from unified_prof.arrays.grouping import NOWHERE, Bools, Frame, Ints
 from unified_prof.arrays.intervals import IntervalSet
 from unified_prof.explain.schedule import graph
@@ -236,8 +236,8 @@ def _synchronizing(
         threads = np.union1d(threads, framework.threads)
     chosen = chosen[np.isin(calls.thread[chosen], threads)]
     thread, start, end = calls.thread[chosen], calls.start_ns[chosen], calls.end_ns[chosen]
-    order = nesting.call_order(thread, start, end)
-    outermost = nesting.parents(thread[order], start[order], end[order]) == nesting.NONE
+    order = intervals.call_order(thread, start, end)
+    outermost = intervals.parents(thread[order], start[order], end[order]) == intervals.NONE
     result: Ints = chosen[order[outermost]]
     return result
 
