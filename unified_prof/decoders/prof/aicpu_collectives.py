@@ -16,7 +16,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import NOWHERE, Bools, FirstSeen, Floats, Ints, occurrence
+from unified_prof.arrays.grouping import (
+    NOWHERE,
+    Bools,
+    FirstSeen,
+    Floats,
+    Ints,
+    occurrence,
+)
 from unified_prof.base.columns import (
     NO_CONTEXT,
     NO_RANK,
@@ -26,7 +33,6 @@ from unified_prof.base.columns import (
     count_marked,
 )
 from unified_prof.decoders.prof.clocks import LinearClock
-from unified_prof.decoders.prof.collective_records import AicpuRecords
 from unified_prof.decoders.prof.collectives import (
     FINE_ORIGIN_NS,
     FINE_PARTS,
@@ -38,8 +44,79 @@ from unified_prof.decoders.prof.collectives import (
 )
 from unified_prof.decoders.prof.directory import DeviceDirectory, Dictionaries
 from unified_prof.decoders.prof.host_events import CollectiveStreams
-from unified_prof.decoders.prof.task_log import C_CORE, TaskStreams, pack_keys, type_name
-from unified_prof.decoders.spool import Rows, row_type
+from unified_prof.decoders.prof.layouts import HOST_MAGIC, record_type
+from unified_prof.decoders.prof.task_log import C_CORE, Flips, TaskStreams, pack_keys, type_name
+from unified_prof.decoders.spool import Rows, row_type, stacked
+
+_OPERATOR, _FLIP, _BOUND, _TASKS = 10, 11, 12, 13  # Kinds of records of AI CPUs.
+_HEAD_BYTES, _TASKS_OF_A_RECORD = 24, 2  # Head of a record of tasks, which follow it.
+
+
+@dataclass(frozen=True, slots=True)
+class AicpuRecords:
+    """AI CPU records of one device."""
+
+    # Tasks launched by AI CPU kernels, sorted by stream (in order of first occurrence) and time.
+    tasks: Rows
+    operators: Rows  # Operators that ran in kernels, sorted by time.
+    bounds: Rows  # First and last tasks of operators, sorted by time.
+    flips: Flips  # Wrap-arounds of the task ids of kernels.
+
+    def __len__(self) -> int:
+        return len(self.tasks) + len(self.operators) + len(self.bounds)
+
+
+def read_aicpu(device: DeviceDirectory, sink: Sink) -> AicpuRecords:
+    """Read the records of collectives on the AI CPUs of a device.
+
+    Raises:
+        RawFormatError: the file cannot be read.
+    """
+    file = device.data.get("aicpu")
+    if not device.runs_collectives_on_cpus:
+        file = None
+    parts: dict[int, list[Rows]] = {_OPERATOR: [], _FLIP: [], _BOUND: [], _TASKS: []}
+    for piece in file.pieces("aicpu", magic=HOST_MAGIC) if file is not None else ():
+        good = piece["magic"] == HOST_MAGIC
+        count_marked(sink, "bad_magic_aicpu", ~good, "aicpu records")
+        raw = piece.view(f"V{piece.dtype.itemsize}")  # keeps bytes that are in no field
+        for kind, found in parts.items():
+            chosen = good & (piece["type"] == kind)
+            if chosen.any():
+                found.append(raw[chosen].view(piece.dtype))
+    flips = _as(parts[_FLIP], "aicpu_flip")
+    return AicpuRecords(
+        _unpacked(parts[_TASKS]),
+        _by_time(_as(parts[_OPERATOR], "aicpu_operator")),
+        _by_time(_as(parts[_BOUND], "aicpu_bound")),
+        Flips(
+            flips["stream_id"].astype(np.uint32),
+            flips["task_id"].astype(np.uint32),
+            flips["timestamp"].copy(),
+        ),
+    )
+
+
+def _as(parts: list[Rows], kind: str) -> Rows:
+    return stacked(parts).view(record_type(kind)) if parts else np.zeros(0, record_type(kind))
+
+
+def _by_time(records: Rows) -> Rows:
+    return records[np.argsort(records["timestamp"], kind="stable")]
+
+
+def _unpacked(parts: list[Rows]) -> Rows:
+    """Return the sorted tasks of records (two each); entries without a group are unused."""
+    layout = record_type("aicpu_task")
+    if not parts:
+        return np.zeros(0, layout)
+    raw: NDArray[Any] = stacked(parts).view(np.uint8).reshape(-1, parts[0].dtype.itemsize)
+    payload = raw[:, _HEAD_BYTES : _HEAD_BYTES + _TASKS_OF_A_RECORD * layout.itemsize]
+    tasks: Rows = np.ascontiguousarray(payload).reshape(-1).view(layout)
+    tasks = tasks[tasks["group"] != 0]
+    _, first, inverse = np.unique(tasks["stream_id"], return_index=True, return_inverse=True)
+    return tasks[np.lexsort((tasks["timestamp"], first[inverse]))]
+
 
 # A task of an operator (`operator` is its index); sorted by end within each group. `row` is its
 # row in the log, `record` that in `AicpuRecords.tasks`, or NOWHERE if the tasks have no records.

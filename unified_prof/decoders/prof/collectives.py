@@ -60,7 +60,7 @@ class CommunicationTimes:
 class Steps:
     """Executed tasks of collectives on one device, sorted by start; columns of equal length."""
 
-    records: Rows  # Rows of `collective_records.STEP`.
+    records: Rows  # Rows of `host_side.STEP`.
     start_ns: Ints
     end_ns: Ints
     global_task_id: Ints

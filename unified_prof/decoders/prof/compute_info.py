@@ -296,7 +296,7 @@ class Launched:
         self._streams.append(TaskStreams(task_id, stream_id.astype(np.uint32)))
 
     def steps(self) -> Rows:
-        """Remove and return all steps of collectives (`collective_records.STEP`)."""
+        """Remove and return all steps of collectives (`host_side.STEP`)."""
         return _take_all(self._steps)
 
     def kernels(self) -> Rows:

@@ -8,6 +8,7 @@ loss cannot be distinguished from a recording in which nothing was launched.
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,7 @@ from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import NOWHERE, Bools, Ints, Runs, find
 from unified_prof.base.columns import Sink, Stage
-from unified_prof.decoders.prof import collective_records as collectives
 from unified_prof.decoders.prof import host_events, operators
-from unified_prof.decoders.prof.collective_records import CommunicationRecords
 from unified_prof.decoders.prof.collectives import CommunicationWriter
 from unified_prof.decoders.prof.compute_info import (
     KERNEL,
@@ -26,7 +25,7 @@ from unified_prof.decoders.prof.compute_info import (
     Launched,
     operators_of,
 )
-from unified_prof.decoders.prof.directory import HostDirectory
+from unified_prof.decoders.prof.directory import Dictionaries, HostDirectory
 from unified_prof.decoders.prof.host_events import (
     LAUNCH,
     HostTasks,
@@ -41,6 +40,7 @@ from unified_prof.decoders.prof.host_events import (
 )
 from unified_prof.decoders.prof.host_records import (
     CALL,
+    COMMUNICATION,
     CallTree,
     CallWriter,
     HostWindow,
@@ -48,9 +48,12 @@ from unified_prof.decoders.prof.host_records import (
     Timeline,
     host_records,
     host_windows,
+    in_calls,
+    last_in_calls,
     read_calls,
     spool_records,
 )
+from unified_prof.decoders.prof.layouts import record_type
 from unified_prof.decoders.prof.operators import (
     Descriptions,
     HashTexts,
@@ -59,7 +62,131 @@ from unified_prof.decoders.prof.operators import (
     read_captures,
 )
 from unified_prof.decoders.prof.slices import Workspace
-from unified_prof.decoders.spool import Rows, put, windows
+from unified_prof.decoders.spool import Rows, put, row_type, windows
+
+# Records of the host with their keys (`Timeline.pack`).
+TASKS = row_type("key u8, record hccl_info", hccl_info=record_type("hccl_info"))
+OPERATORS = row_type("key u8, record hccl_op_info", hccl_op_info=record_type("hccl_op_info"))
+
+_TASK_FIELDS = (
+    "item_id group_name size_bytes plane_id notify_id rdma_type local_rank remote_rank"
+    " transport_type data_type link_type rank_size"
+).split()
+_OPERATOR_FIELDS = "group_name alg_type flags data_type count".split()
+_MASTER = "master"
+
+
+def _fields(layout: np.dtype[Any], names: list[str]) -> np.dtype[Any]:
+    return np.dtype([(name, layout[name]) for name in names])
+
+
+# A launched task of a collective, in one context. `node`, `begin`, `item`, `op_type`, `described`
+# belong to the NODE call around the launch: connection id, begin, hashes of item and operator type,
+# True if it has a description. `launched` is the key of the launch; `master` is True if a master
+# call made it; `task` and `operator` are fields of its hccl_info and hccl_op_info records.
+STEP = row_type(
+    "node i8, begin u8, item u8, op_type u8, launched u8, described ?, master ?, has_task ?,"
+    " task TASK, has_operator ?, operator OPERATOR",
+    TASK=_fields(record_type("hccl_info"), _TASK_FIELDS),
+    OPERATOR=_fields(record_type("hccl_op_info"), _OPERATOR_FIELDS),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CommunicationRecords:
+    """Host records of collectives with the calls they belong to."""
+
+    tasks: Rows  # Last hccl_info record of each (communication call, context), sorted by this key.
+    task_key: NDArray[np.uint64]  # Communication call << 32 | context.
+    operators: Rows  # Last hccl_op_info record of each NODE call, sorted by call.
+    operator_node: Ints
+
+
+# data_len of hccl_op_info_v1, and the names of the algorithm stages in it.
+_OLD_OPERATOR_BYTES = 20
+_STAGES = ("NONE", "MESH", "RING", "NB", "HD", "NHR", "PIPELINE", "PAIRWISE", "STAR")
+
+
+def current_operators(records: Rows, dictionaries: Dictionaries) -> Rows:
+    """Return hccl_op_info records in the current layout; names of algorithms get a hash."""
+    is_old = records["data_len"] == _OLD_OPERATOR_BYTES
+    if not is_old.any():
+        return records
+    old = records.view(record_type("hccl_op_info_v1"))[is_old]
+    records = records.copy()
+    for field in ("alg_type", "count", "group_name"):
+        records[field][is_old] = old[field]
+    stages = filter(None, np.unique(old["alg_type"]).tolist())
+    dictionaries.hashes = {one: _algorithm(one) for one in stages} | dict(dictionaries.hashes)
+    return records
+
+
+def _algorithm(stages: int) -> str:
+    numbers = []
+    while stages & 0xF:
+        numbers.append(stages & 0xF)
+        stages >>= 4
+    return "-".join(_STAGES[one] if one < len(_STAGES) else str(one) for one in numbers)
+
+
+def place_records(tasks: Rows, operators: Rows, tree: CallTree, sink: Sink) -> CommunicationRecords:
+    """Find the call of each collective record; the last record of a call is used."""
+    row, records = in_calls(tree.communication, tasks, "hccl_info", sink)
+    records = records["record"]
+    task_key = row.astype(np.uint64) << np.uint64(32) | records["context_id"]
+    order = np.argsort(task_key, kind="stable")
+    last = order[Runs(task_key[order]).last]
+    node, found = last_in_calls(tree.node, operators, "hccl_op_info", sink)
+    return CommunicationRecords(records[last], task_key[last], found["record"], node)
+
+
+def master_types(types: list[tuple[int, int]], dictionaries: Dictionaries) -> Bools:
+    """Return a mask of the (level, type) pairs whose calls launch master tasks."""
+    return np.array(
+        [
+            level == COMMUNICATION and dictionaries.type_name(level, kind) == _MASTER
+            for level, kind in types
+        ],
+        bool,
+    )
+
+
+def steps_of(
+    launches: Launches,
+    records: CommunicationRecords,
+    host_data: HostData,
+    masters: Bools,
+    timeline: Timeline,
+) -> tuple[Ints, Rows]:
+    """Return the launches that are tasks of collectives, and a `STEP` row for each launch."""
+    tasks, tree = launches.tasks, host_data.tree
+    call, node = tasks.communication[launches.task], tasks.node[launches.task]
+    chosen = np.flatnonzero((call != NOWHERE) & (node != NOWHERE) & ~launches.placeholder)
+    call, node = call[chosen].astype(np.int64), node[chosen].astype(np.int64)
+    steps = np.zeros(len(chosen), STEP)
+    if not len(chosen):
+        return chosen, steps
+    steps["node"] = tree.node.connection_id[node]
+    steps["begin"] = timeline.ticks(tree.node.begin[node])
+    steps["item"] = host_data.calls_items[tree.node.item[node]]
+    about = host_data.descriptions
+    steps["described"] = about.described[node] & ~np.bool_(host_data.level0)
+    steps["op_type"] = about.hashes[about.op_type[node]]
+    steps["launched"] = tasks.key[launches.task[chosen]]
+    steps["master"] = masters[tree.communication.type_index[call]]
+    key = call.astype(np.uint64) << np.uint64(32) | launches.context_id[chosen]
+    _copy(steps, "task", records.tasks, find(records.task_key, key))
+    _copy(steps, "operator", records.operators, find(records.operator_node, node))
+    return chosen, steps
+
+
+def _copy(steps: Rows, field: str, records: Rows, row: Ints) -> None:
+    """Copy fields of records to the steps that have a record."""
+    has = np.flatnonzero(row != NOWHERE)
+    steps[f"has_{field}"][has] = True
+    for name in steps[field].dtype.names or ():
+        steps[field][name][has] = records[name][row[has]]
+
 
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 _MANY = 1 << 32
@@ -212,7 +339,7 @@ class HostSide:
         """Return the launches for one device."""
         if device_id not in self.launched_on:
             self.launched_on[device_id] = self._stack.enter_context(
-                Launched(self.types, collectives.STEP, self._workspace)
+                Launched(self.types, STEP, self._workspace)
             )
         return self.launched_on[device_id]
 
@@ -224,7 +351,7 @@ class HostSide:
                 for dtype in (
                     *(CALL, LAUNCH, operators.CONTEXTS, host_events.SIZES, operators.DESCRIBED),
                     *(operators.ATTRIBUTES, operators.TENSORS),
-                    *(collectives.TASKS, collectives.OPERATORS),
+                    *(TASKS, OPERATORS),
                 )
             )
             tasks, contexts, sizes, described, attributes, tensors, steps, collected = others
@@ -249,7 +376,7 @@ class HostSide:
                 spool_records(host, "additional", "hccl_info", timeline, steps, sink)
                 spool_records(
                     *(host, "compact", "hccl_op_info", timeline, collected, sink),
-                    current=lambda rows: collectives.current_operators(rows, host.dictionaries),
+                    current=lambda rows: current_operators(rows, host.dictionaries),
                 )
             self.communication = CommunicationWriter(host, sink)
             self.expanded_streams = any(
@@ -258,7 +385,7 @@ class HostSide:
             )
             level = host.sample.text("profLevel") or host.sample.text("prof_level")
             self._level0 = level.lower() in _LEVEL0
-            self._masters = collectives.master_types(self.names.type_pairs(), host.dictionaries)
+            self._masters = master_types(self.names.type_pairs(), host.dictionaries)
             self._has_sizes = sizes.rows > 0
             strings = sink.strings
             self._names = HashTexts(host.dictionaries, strings)
@@ -306,7 +433,7 @@ class HostSide:
             self.captured,
             self._level0,
         )
-        records = collectives.place_records(steps, collected, tree, sink)
+        records = place_records(steps, collected, tree, sink)
         self._lost.add(tasks, tree, host_data.descriptions, records)
         for device_id in np.unique(tasks.device_id).tolist():
             launches = launches_of(
@@ -334,7 +461,7 @@ class HostSide:
         self,
         launches: Launches,
         host_data: HostData,
-        records: collectives.CommunicationRecords,
+        records: CommunicationRecords,
         launched: Launched,
     ) -> None:
         tasks = launches.tasks
@@ -345,9 +472,7 @@ class HostSide:
         rows["model_id"] = tasks.model_id[launches.task]
         rows["type_index"] = tasks.type_index[launches.task]
         rows["step"] = rows["kernel"] = NOWHERE
-        chosen, steps = collectives.steps_of(
-            launches, records, host_data, self._masters, self._timeline
-        )
+        chosen, steps = steps_of(launches, records, host_data, self._masters, self._timeline)
         rows["step"][chosen] = launched.add_steps(steps)
         chosen, found, hashes = operators_of(launches, host_data, self._sink)
         rows["is_operator"][chosen] = True

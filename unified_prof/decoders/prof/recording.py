@@ -11,7 +11,13 @@ import numpy as np
 from unified_prof.base.columns import Sink, Stage
 from unified_prof.decoders.overlap import DeviceOverlap, OverlapWriter
 from unified_prof.decoders.prof import ccu_dpu, device_samples, host_samples
-from unified_prof.decoders.prof.collective_records import STEP, AicpuRecords, read_aicpu
+from unified_prof.decoders.prof.aicpu_collectives import (
+    AicpuContext,
+    AicpuRecords,
+    find_collectives,
+    read_aicpu,
+    write_collectives,
+)
 from unified_prof.decoders.prof.collectives import CommunicationTimes, Steps
 from unified_prof.decoders.prof.compute_info import Launched
 from unified_prof.decoders.prof.coverage import write_session
@@ -22,7 +28,7 @@ from unified_prof.decoders.prof.host_events import (
     device_marks,
     write_marks,
 )
-from unified_prof.decoders.prof.host_side import HostSide
+from unified_prof.decoders.prof.host_side import STEP, HostSide
 from unified_prof.decoders.prof.pmu_records import decode_task_pmu
 from unified_prof.decoders.prof.pmu_tables import decode_frequency, decode_sample_pmu
 from unified_prof.decoders.prof.slices import Workspace
@@ -312,12 +318,6 @@ class _DeviceTaskDecoder:
         if not host_side.collective_streams.of_kernels and not len(aicpu):
             return host_side.communication.write(self._device.device_id, steps, self._clock, None)
         # Imported here: few recordings need it, and it is a quarter of the imports of a small one.
-        from unified_prof.decoders.prof.aicpu_collectives import (
-            AicpuContext,
-            find_collectives,
-            write_collectives,
-        )
-
         context = AicpuContext(
             self._device,
             rows,

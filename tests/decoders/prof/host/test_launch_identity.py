@@ -10,7 +10,6 @@ from tests.decoders.prof.memory_sink import MemorySink
 from tests.prof_generator import Recipe, generate
 from unified_prof.arrays.grouping import NOWHERE
 from unified_prof.base.columns import NO_CONTEXT
-from unified_prof.decoders.prof.collective_records import STEP
 from unified_prof.decoders.prof.collectives import CommunicationWriter, Steps
 from unified_prof.decoders.prof.directory import ProfDirectory
 from unified_prof.decoders.prof.host_events import (
@@ -21,6 +20,7 @@ from unified_prof.decoders.prof.host_events import (
     launches_of,
 )
 from unified_prof.decoders.prof.host_records import Contexts
+from unified_prof.decoders.prof.host_side import STEP
 from unified_prof.decoders.prof.layouts import record_type
 from unified_prof.decoders.prof.recording import decode_recording
 
