@@ -153,9 +153,9 @@ interval = st.tuples(st.integers(0, 2), st.integers(0, 40), st.integers(0, 25))
 @settings(max_examples=100, deadline=None)
 @given(st.lists(interval, max_size=40), st.data())
 def test_containing_ranges_and_inherited_values_equal_those_of_a_search(
-    intervals: list[tuple[int, int, int]], data: st.DataObject
+    ranges: list[tuple[int, int, int]], data: st.DataObject
 ) -> None:
-    table = np.array(intervals, dtype=np.int64).reshape(-1, 3)
+    table = np.array(ranges, dtype=np.int64).reshape(-1, 3)
     thread, start, end = table[:, 0], table[:, 1], table[:, 1] + table[:, 2]
     order = intervals.call_order(thread, start, end, np.arange(len(table)))
     thread, start, end = thread[order], start[order], end[order]
@@ -187,9 +187,9 @@ def test_parent_of_many_siblings_is_found_quickly() -> None:
 @settings(max_examples=100, deadline=None)
 @given(st.lists(interval, max_size=40))
 def test_parents_and_containing_ranges_differ_only_if_ranges_cross(
-    intervals: list[tuple[int, int, int]],
+    ranges: list[tuple[int, int, int]],
 ) -> None:
-    table = np.array(intervals, dtype=np.int64).reshape(-1, 3)
+    table = np.array(ranges, dtype=np.int64).reshape(-1, 3)
     thread, start, end = table[:, 0], table[:, 1], table[:, 1] + table[:, 2]
     order = intervals.call_order(thread, start, end)
     thread, start, end = thread[order], start[order], end[order]
