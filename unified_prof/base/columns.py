@@ -14,7 +14,9 @@ name the writer of a value. Released migrations contain copies of the values.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from array import array
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import lru_cache
@@ -105,26 +107,63 @@ def kept(
 Cells = Mapping[str, Any]  # Rows by column: int64 or float64 arrays, or lists of texts and None.
 
 
-class Tables(Protocol):
-    """Tables written by another tool, independent of file format and size."""
+class Query(NamedTuple):
+    """Columns and rows to read from a table; see `Tables.slices`."""
+
+    table: str
+    existing: Collection[str]  # The columns that the table has.
+    numbers: Mapping[str, int]
+    reals: Sequence[str]
+    texts: Sequence[str]
+    only: tuple[str, Collection[int] | None] | None
+    unreadable: Counter[str]  # Counts values of other types, by `TABLE.column`.
 
     @property
-    def names(self) -> Sequence[str]:
-        """Names of the tables."""
+    def found(self) -> list[str]:
+        """The requested columns that exist in the table."""
+        return [name for name in (*self.numbers, *self.reals, *self.texts) if name in self.existing]
 
-    @property
-    def unreadable(self) -> Mapping[str, int]:
-        """Number of values with the wrong type so far, by `TABLE.column`."""
+    def missing_columns(self, rows: int) -> dict[str, Any]:
+        """Return the requested columns that the table does not have."""
+        cells: dict[str, Any] = {
+            name: np.full(rows, default, np.int64)
+            for name, default in self.numbers.items()
+            if name not in self.existing
+        }
+        cells |= {name: np.full(rows, np.nan) for name in self.reals if name not in self.existing}
+        cells |= {name: [None] * rows for name in self.texts if name not in self.existing}
+        return cells
 
+
+class Tables(ABC):
+    """Tables written by another tool, independent of file format and size.
+
+    Attributes:
+        names: Names of the tables.
+        unreadable: Number of values with the wrong type so far, by `TABLE.column`.
+        read_rows: Number of rows read of each table so far, by the condition on them.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.names = tuple(names)
+        self.unreadable: Counter[str] = Counter()
+        self.read_rows: dict[str, dict[Any, int]] = {}
+
+    @abstractmethod
     def columns(self, table: str) -> Collection[str]:
         """Return the column names of `table`; empty if it does not exist."""
 
+    @abstractmethod
     def count(self, table: str) -> int:
-        """Return the number of rows of `table`; 0 if it does not exist.
+        """Return the number of rows of a table.
 
         Raises:
             UprofError: The file is damaged.
         """
+
+    @abstractmethod
+    def read(self, query: Query) -> Iterator[Cells]:
+        """Yield the rows of a table, all of whose requested columns must be in each batch."""
 
     def slices(
         self,
@@ -147,6 +186,25 @@ class Tables(Protocol):
         Raises:
             UprofError: The file is damaged.
         """
+        chosen = None if only is None else (only[0], only[1] and frozenset(only[1]))
+        read, rows = self.read_rows.setdefault(table, {}), 0
+        read.setdefault(chosen, 0)
+        existing = self.columns(table)
+        if not existing or (only is not None and only[0] not in existing):
+            return
+        for cells in self.read(
+            Query(table, existing, numbers, reals, texts, only, self.unreadable)
+        ):
+            rows += len(next(iter(cells.values()), ()))
+            read[chosen] = max(read[chosen], rows)
+            yield cells
+
+
+def text_of(value: object) -> str | None:
+    """Return a value of a text column of another tool as text; None for NULL."""
+    if value is None or isinstance(value, str):
+        return value
+    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
 
 
 class Entry(NamedTuple):

@@ -29,6 +29,13 @@ _default_thresholds: tuple[int, int, int] | None = None
 _is_only_uprof = False  # True if no user program has run in this process.
 
 
+def processors() -> int:
+    """Return the number of processors that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 @contextmanager
 def reduced_garbage_collection() -> Iterator[None]:
     """Collect garbage rarely within the block, or until `restore_garbage_collection` is called."""

@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import sqlite3
 import struct
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass
 from itertools import starmap
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.base.columns import Cells, Tables
+from unified_prof.base.columns import Cells, Query, Tables, text_of
 from unified_prof.errors import StoreError
 from unified_prof.sqlite.atomic import watch
 from unified_prof.sqlite.opening import open_read_only
@@ -35,37 +33,15 @@ MAX_TEXT = 1 << 16
 _INT64 = range(-(2**63), 2**63)
 
 
-@dataclass(frozen=True, slots=True)
-class Query:
-    """Columns and rows to read from a table; see `columns.Tables.slices`."""
+class _DatabaseQuery(Query):
+    """Query of an SQLite file."""
 
-    table: str
-    existing: Collection[str]  # The columns that the table has.
-    numbers: Mapping[str, int]
-    reals: Sequence[str]
-    texts: Sequence[str]
-    only: tuple[str, Collection[int] | None] | None
-    unreadable: Counter[str]  # Counts values of other types, by `TABLE.column`.
-
-    @property
-    def found(self) -> list[str]:
-        """The requested columns that exist in the table."""
-        return [name for name in (*self.numbers, *self.reals, *self.texts) if name in self.existing]
+    __slots__ = ()
 
     @property
     def has_texts(self) -> bool:
         """True if any of the requested text columns exists."""
         return any(name in self.existing for name in self.texts)
-
-    def _missing_columns(self, rows: int) -> dict[str, Any]:
-        cells: dict[str, Any] = {
-            name: np.full(rows, default, np.int64)
-            for name, default in self.numbers.items()
-            if name not in self.existing
-        }
-        cells |= {name: np.full(rows, np.nan) for name in self.reals if name not in self.existing}
-        cells |= {name: [None] * rows for name in self.texts if name not in self.existing}
-        return cells
 
     def statement(self, *, between: str | None = None, skip: int = 0) -> str:
         """Return the SQL that selects the rows, without the first `skip`.
@@ -95,7 +71,7 @@ class Query:
     def of_rows(self, rows: list[tuple[Any, ...]]) -> Cells:
         """Return rows of `statement` as columns."""
         found = self.found
-        cells = self._missing_columns(len(rows))
+        cells = self.missing_columns(len(rows))
         if all(name in self.numbers for name in found):
             with suppress(struct.error):  # raised for a value that is not a 64-bit integer
                 return cells | dict(zip(found, _packed(rows, len(found)), strict=False))
@@ -107,7 +83,7 @@ class Query:
             elif name in self.reals:
                 cells[name] = self._real(place, values)
             else:
-                cells[name] = [_text(value) for value in values]
+                cells[name] = [text_of(value) for value in values]
         return cells
 
     def _integers(self, place: str, values: tuple[Any, ...], default: int) -> NDArray[np.int64]:
@@ -147,7 +123,7 @@ class Query:
         values = rows_of_pages.columns({name for name in names if not pages.is_row_id(name)})
         chosen = self._chosen(pages, rows_of_pages, values)
         rows = len(rows_of_pages) if chosen is None else int(np.count_nonzero(chosen))
-        cells = self._missing_columns(rows)
+        cells = self.missing_columns(rows)
         if not rows:
             return cells, 0
         ids = rows_of_pages.ids if chosen is None else rows_of_pages.ids[chosen]
@@ -204,12 +180,6 @@ def _from_other(value: object) -> int | None:
     return None
 
 
-def _text(value: object) -> str | None:
-    if value is None or isinstance(value, str):
-        return value
-    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
-
-
 __all__ = ["MAX_TEXT", "foreign_tables"]
 _ROWS = 1 << 14
 _ROWS_WITH_TEXTS = 1 << 11
@@ -230,26 +200,18 @@ def foreign_tables(path: Path) -> Iterator[Tables]:
         yield tables
 
 
-class _DatabaseTables:
+class _DatabaseTables(Tables):
     """`Tables` of an SQLite file."""
 
     def __init__(self, path: Path, db: sqlite3.Connection) -> None:
         self._path, self._db = path, db
         self._most_rows = path.stat().st_size  # a row takes more than a byte
-        self._unreadable: Counter[str] = Counter()
         rows = db.execute(f"SELECT name FROM {TABLES} LIMIT {MAX_TABLES}").fetchall()
         self._columns = {
             str(name): tuple(column.name for column in declared(db, str(name))) for (name,) in rows
         }
+        super().__init__(self._columns)
         watch(db)  # from here on, rows are limited instead of steps
-
-    @property
-    def names(self) -> Sequence[str]:
-        return tuple(self._columns)
-
-    @property
-    def unreadable(self) -> Mapping[str, int]:
-        return self._unreadable
 
     def columns(self, table: str) -> Collection[str]:
         return self._columns.get(table, ())
@@ -258,31 +220,17 @@ class _DatabaseTables:
         with reading(self._path):
             return int(self._db.execute(f"SELECT count(*) FROM main.{quoted(table)}").fetchone()[0])
 
-    def slices(
-        self,
-        table: str,
-        numbers: Mapping[str, int],
-        *,
-        reals: Sequence[str] = (),
-        texts: Sequence[str] = (),
-        only: tuple[str, Collection[int] | None] | None = None,
-    ) -> Iterator[Cells]:
-        existing = self._columns.get(table, ())
-        if not existing or (only is not None and only[0] not in existing):
-            return
-        query = Query(table, existing, numbers, reals, texts, only, self._unreadable)
+    def read(self, query: Query) -> Iterator[Cells]:
+        query = _DatabaseQuery(*query)
         count = 0
-        is_done = False
         for cells, rows in self._from_pages(query):
             if cells is None:
-                is_done = True
-            else:
-                yield cells
-                count += rows
-        if not is_done:
-            yield from self._from_sqlite(query, count)
+                return
+            yield cells
+            count += rows
+        yield from self._from_sqlite(query, count)
 
-    def _from_pages(self, query: Query) -> Iterator[tuple[Cells | None, int]]:
+    def _from_pages(self, query: _DatabaseQuery) -> Iterator[tuple[Cells | None, int]]:
         """Yield slices and their numbers of rows; yield None at the end if all rows were read."""
         with reading(self._path):
             pages = scan(self._db, query.table)
@@ -305,7 +253,7 @@ class _DatabaseTables:
         with reading(self._path):
             return next(slices, None)
 
-    def _of_rows(self, query: Query, between: str, most: int) -> tuple[Cells, int]:
+    def _of_rows(self, query: _DatabaseQuery, between: str, most: int) -> tuple[Cells, int]:
         """Read the rows of a slice, at most `most`, through SQLite."""
         with reading(self._path):
             rows = self._db.execute(query.statement(between=between)).fetchall()
@@ -313,7 +261,7 @@ class _DatabaseTables:
             raise self._too_many(query)
         return query.of_rows(rows), len(rows)
 
-    def _from_sqlite(self, query: Query, count: int) -> Iterator[Cells]:
+    def _from_sqlite(self, query: _DatabaseQuery, count: int) -> Iterator[Cells]:
         """Read all rows but the first `count` through SQLite."""
         rows_at_a_time = _ROWS_WITH_TEXTS if query.has_texts else _ROWS
         with reading(self._path):
@@ -324,7 +272,7 @@ class _DatabaseTables:
                     raise self._too_many(query)
                 yield query.of_rows(rows)
 
-    def _too_many(self, query: Query) -> StoreError:
+    def _too_many(self, query: _DatabaseQuery) -> StoreError:
         return StoreError(
             f"{self._path} is damaged: table {query.table} has more rows than the file has bytes",
             slug="damaged-file",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import sys
 from collections import Counter
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from unified_prof.base.process_tuning import processors
 from unified_prof.base.run_spec import (
     MEMORY,
     RUN_TIME,
@@ -197,7 +197,7 @@ class Results:
             "torch": str(torch.__version__),
             "python": platform.python_version(),
             "torch_threads": str(torch.get_num_threads()),
-            "processors": str(_processors()),
+            "processors": str(processors()),
             "warmup": str(self._session.spec.warmup),
             "iterations": str(self._session.spec.iterations),
         }
@@ -366,13 +366,6 @@ def _repeated_work(
         for (name, line), count in rows.items()
         if count.keys() != {"new"}
     ]
-
-
-def _processors() -> int:
-    """Return the number of processors that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 @cache

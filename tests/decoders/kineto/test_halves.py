@@ -96,7 +96,7 @@ def added(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         return results[-1]
 
     monkeypatch.setattr(session.SecondHalf, "add_to", add_to)
-    monkeypatch.setattr(session, "_processors", lambda: 2)
+    monkeypatch.setattr(session, "processors", lambda: 2)
     return results
 
 
@@ -206,7 +206,7 @@ def test_small_traces_and_single_processors_take_one_process(
 ) -> None:
     path = write(tmp_path / "trace.json", events(3))
     decode(path)
-    monkeypatch.setattr(session, "_processors", lambda: 1)
+    monkeypatch.setattr(session, "processors", lambda: 1)
     decode(path, divided_from_bytes=0)
     assert added == []
 

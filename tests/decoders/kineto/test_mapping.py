@@ -16,6 +16,7 @@ from tests.decoders.kineto.builders import (
     operation,
     write,
 )
+from unified_prof.decoders.gpu.task_tables import Options
 
 MAIN_THREAD = PID << 32 | TID
 
@@ -61,8 +62,8 @@ def test_data_types_are_limited_to_those_of_the_schema_revision(tmp_path: Path) 
         for t in ("BFloat16", "Float8_e4m3fn", "Unheard")
     ]
     trace = write(tmp_path / "t.json", events)
-    older = decode(trace, data_types={"BFP16": 11, "N/A": 65534})
-    newer = decode(trace, data_types={"BFP16": 11, "FP8E4M3": 15, "N/A": 65534})
+    older = decode(trace, options=Options(data_types={"BFP16": 11, "N/A": 65534}))
+    newer = decode(trace, options=Options(data_types={"BFP16": 11, "FP8E4M3": 15, "N/A": 65534}))
     assert older.rows("COMMUNICATION_OP", "dataType") == [(11,), (65535,), (65535,)]
     assert newer.rows("COMMUNICATION_OP", "dataType") == [(11,), (15,), (65535,)]
 

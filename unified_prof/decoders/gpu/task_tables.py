@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -21,10 +21,8 @@ from unified_prof.base.columns import (
     NOT_AVAILABLE,
     TYPE_INVALID,
     TYPE_NOT_AVAILABLE,
-    Cells,
     Column,
     Coverage,
-    Sink,
     Tables,
     null_if_missing,
 )
@@ -62,23 +60,29 @@ COPY_DIRECTIONS = {
 
 _NO_NOTIFY = -1
 
-# Returns True if the revision being written has (table, column).
-HasColumn = Callable[[str, str], bool]
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Options of the decoders of GPU recordings."""
+
+    # Returns True if the revision being written has (table, column).
+    has_column: Callable[[str, str], bool] = lambda table, column: True
+    # Name -> id in ENUM_HCCL_DATA_TYPE of the revision.
+    data_types: Mapping[str, int] = field(default_factory=dict)
+    progress: Callable[[str], None] = lambda message: None  # Called with the current step.
+
+
+NO_OPTIONS = Options()
 
 
 class TaskTables:
     """Writes the tables of device tasks, sorted by start."""
 
-    def __init__(
-        self,
-        parts: Parts,
-        has_column: HasColumn,
-        data_types: Mapping[str, int],
-    ) -> None:
+    def __init__(self, parts: Parts, options: Options) -> None:
         self._parts = parts
         self._sink = parts.sink
         self._base_ns, self._main_process = parts.base_ns, parts.main_process
-        self._has_column, self._data_types = has_column, data_types
+        self._has_column, self._data_types = options.has_column, options.data_types
         intern = parts.sink.strings.intern
         self._no_text = intern(NOT_AVAILABLE)
         self._task_types = np.array([intern(TASK_TYPES[kind]) for kind in range(r.GRAPH)])
@@ -336,87 +340,43 @@ def _rank(rank: int) -> int:
     return NO_RANK if rank == MISSING else rank
 
 
-def write(
-    parts: Parts,
-    *,
-    has_column: HasColumn = lambda table, column: True,
-    data_types: Mapping[str, int] | None = None,
-    progress: Callable[[str], None] = lambda message: None,
-) -> int:
-    """Write all tables except recording metadata; return the number of joined tasks.
-
-    `data_types` is name -> id in ENUM_HCCL_DATA_TYPE of the revision; `progress` is called with the
-    current step.
-    """
-    progress("joining host events")
+def write(parts: Parts, options: Options) -> int:
+    """Write all tables except recording metadata; return the number of joined tasks."""
+    options.progress("joining host events")
     with write_host(parts, HostTables(parts), Allocations(parts)) as calls:
-        progress("joining launches and kernels")
+        options.progress("joining launches and kernels")
         correlator = Correlator(parts)
         with correlator.join(calls) as tasks:
-            TaskTables(parts, has_column, data_types or {}).write(tasks)
+            TaskTables(parts, options).write(tasks)
     host_tables.write_extra_tables(parts)
     return correlator.joined
 
 
-class CountedTables(Tables):
-    """Tables of another tool, with the number of rows that were read from each."""
+def write_coverage(parts: Parts, tables: Tables, descriptive: Sequence[str]) -> None:
+    """Write how much was decoded, by kind of event and by table.
 
-    def __init__(self, tables: Tables) -> None:
-        self._tables = tables
-        self._read: dict[str, dict[Any, int]] = {}
-
-    @property
-    def names(self) -> Sequence[str]:
-        """Names of the tables."""
-        return self._tables.names
-
-    @property
-    def unreadable(self) -> Mapping[str, int]:
-        """Number of values with the wrong type so far, by `TABLE.column`."""
-        return self._tables.unreadable
-
-    def columns(self, table: str) -> Any:
-        """Return the column names of `table`; empty if it does not exist."""
-        return self._tables.columns(table)
-
-    def count(self, table: str) -> int:
-        """Return the number of rows of `table`."""
-        return self._tables.count(table)
-
-    def slices(
-        self, table: str, numbers: Mapping[str, int], *, only: Any = None, **columns: Any
-    ) -> Iterator[Cells]:
-        """Yield the rows of `table`; see `Tables.slices`."""
-        chosen = None if only is None else (only[0], only[1] and frozenset(only[1]))
-        names = (*numbers, *columns.get("reals", ()), *columns.get("texts", ()))
-        read, rows = self._read.setdefault(table, {}), 0
-        read.setdefault(chosen, 0)
-        for cells in self._tables.slices(table, numbers, only=only, **columns):
-            rows += len(cells[names[0]]) if names else 0
-            read[chosen] = max(read[chosen], rows)
-            yield cells
-
-    def write_coverage(
-        self, coverage: Coverage, sink: Sink, is_descriptive: Iterable[str] = ()
-    ) -> None:
-        """Add the rows of all tables, and count tables with rows that were not read."""
-        unread = []
-        for table in self.names:
-            try:
-                total = self.count(table)
-            except UprofError as err:
-                sink.anomaly("table_not_counted", 1, str(err))
-                continue
-            read = self._read.get(table, {})
-            if table.startswith(tuple(is_descriptive)):
-                coverage.add(table, "rows", total)
-            elif not read:
-                coverage.add(table, "rows", total, without_table=total)
-                unread += [table] if total else []
-            else:
-                found = read[None] if None in read else sum(read.values())
-                coverage.add(table, "rows", total, skipped=max(0, total - found))
-        if unread:
-            sink.anomaly("table_not_read", len(unread), ", ".join(sorted(unread))[:2000])
-        for place, count in self.unreadable.items():
-            sink.anomaly("unreadable_number", count, place)
+    Counts tables with rows that were not read, except those whose names begin like `descriptive`.
+    """
+    sink, coverage = parts.sink, Coverage()
+    coverage.add_events(parts.counts, parts.skipped)
+    unread = []
+    for table in tables.names:
+        try:
+            total = tables.count(table)
+        except UprofError as err:
+            sink.anomaly("table_not_counted", 1, str(err))
+            continue
+        read = tables.read_rows.get(table, {})
+        if table.startswith(tuple(descriptive)):
+            coverage.add(table, "rows", total)
+        elif not read:
+            coverage.add(table, "rows", total, without_table=total)
+            unread += [table] if total else []
+        else:
+            found = read[None] if None in read else sum(read.values())
+            coverage.add(table, "rows", total, skipped=max(0, total - found))
+    if unread:
+        sink.anomaly("table_not_read", len(unread), ", ".join(sorted(unread))[:2000])
+    for place, count in tables.unreadable.items():
+        sink.anomaly("unreadable_number", count, place)
+    coverage.write(sink)

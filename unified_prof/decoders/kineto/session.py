@@ -29,13 +29,14 @@ import numpy as np
 
 from unified_prof.arrays.grouping import Ints
 from unified_prof.base.columns import MISSING, Column, Coverage, Ledger, Sink, ints
+from unified_prof.base.process_tuning import processors
 from unified_prof.base.redaction import MASK, is_secret_name, redact, redact_arguments
 from unified_prof.decoders import compression
 from unified_prof.decoders.gpu import host_tables, task_tables
 from unified_prof.decoders.gpu.host_tables import NO_RANK, UNKNOWN_NAME
 from unified_prof.decoders.gpu.pools import Collective
 from unified_prof.decoders.gpu.rows import GpuRecording
-from unified_prof.decoders.gpu.task_tables import HasColumn
+from unified_prof.decoders.gpu.task_tables import NO_OPTIONS, Options
 from unified_prof.decoders.kineto import collector, merged
 from unified_prof.decoders.kineto.collector import Collector, Ranks
 from unified_prof.decoders.kineto.events import Kind
@@ -296,7 +297,7 @@ def second_half(
     Returns None if the trace is smaller, or if another process would not help or cannot start.
     """
     # A process that converts one of several recordings leaves the processors to the others.
-    if multiprocessing.parent_process() is not None or _processors() < 2:
+    if multiprocessing.parent_process() is not None or processors() < 2:
         return None
     if not Path(sys.executable or "").name.startswith("python"):
         return None  # embedded in another program
@@ -305,12 +306,6 @@ def second_half(
         return SecondHalf(path, size // 2, is_outside) if size >= from_bytes else None
     except (OSError, pickle.PicklingError, AttributeError):
         return None
-
-
-def _processors() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 _WRITTEN_ELSEWHERE = frozenset({"deviceProperties", "baseTimeNanoseconds"})
@@ -484,28 +479,26 @@ NAME = "kineto"
 def decode(
     path: Path,
     sink: Sink,
+    options: Options = NO_OPTIONS,
     *,
-    has_column: HasColumn = lambda table, column: True,
-    data_types: Mapping[str, int] | None = None,
-    is_outside: Callable[[str], bool] = is_no_frame,
+    is_outside: Callable[[str], bool] | None = None,
     slice_bytes: int = SLICE_BYTES,
     divided_from_bytes: int = MIN_BYTES,
-    progress: Callable[[str], None] = lambda message: None,
 ) -> GpuRecording:
     """Decode a torch.profiler trace, compressed or not, in bounded memory.
 
-    `has_column` and `data_types` are explained in `task_tables`. `is_outside` returns True for a
-    Python frame (`file.py(line): function`) of the program that ran the workload; this frame and
-    its callers are omitted from call chains. `slice_bytes` of JSON are decoded at a time, and
-    `progress` is called with the current step. Another process reads the second half of traces of
-    at least `divided_from_bytes`, if there are two processors.
+    `is_outside` returns True for a Python frame (`file.py(line): function`) of the program that ran
+    the workload; this frame and its callers are omitted from call chains. `slice_bytes` of JSON are
+    decoded at a time. Another process reads the second half of traces of at least
+    `divided_from_bytes`, if there are two processors.
 
     Raises:
         RawFormatError: not a trace, truncated before the first event, or too damaged to read.
     """
+    is_outside = is_outside or is_no_frame
     reader = TraceReader(path, sink.anomaly, slice_bytes)
     with no_garbage_collection(), Collector(sink, is_outside) as parts:
-        progress("reading events")
+        options.progress("reading events")
         with ExitStack() as stack:
             second = second_half(path, is_outside, divided_from_bytes)
             position = None if second is None else stack.enter_context(second).position
@@ -531,9 +524,7 @@ def decode(
         if parts.allocations.rows and not parts.has_memory_in_use:  # torch before 1.10
             parts.adds_up_allocations = True
             sink.anomaly("memory_added_up", 1, "memory in use was not recorded; computed from 0")
-        joined = task_tables.write(
-            parts, has_column=has_column, data_types=data_types, progress=progress
-        )
+        joined = task_tables.write(parts, options)
         facts = _write_metadata(parts, reader.metadata, listed)
         coverage = Coverage()
         coverage.add("trace", "bytes", reader.size_bytes, skipped=reader.skipped_bytes)

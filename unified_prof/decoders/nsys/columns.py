@@ -6,8 +6,7 @@ Also reads the output of `nsys export --type parquetdir`, which has one Parquet 
 from __future__ import annotations
 
 import tempfile
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from unified_prof.arrays.grouping import NOWHERE, Bools, Ints, find, mapped
-from unified_prof.base.columns import MISSING, NOT_AVAILABLE, Cells, Tables
+from unified_prof.base.columns import MISSING, NOT_AVAILABLE, Cells, Query, Tables, text_of
 from unified_prof.decoders.gpu.rows import NO_TIME, Parts
 from unified_prof.decoders.spool import Rows
 from unified_prof.errors import RawFormatError
@@ -243,7 +242,7 @@ _OF_PYARROW = (OSError, ValueError, NotImplementedError, KeyError, TypeError, Ru
 _ROWS = 1 << 14
 
 
-class ParquetTables:
+class ParquetTables(Tables):
     """Implementation of `columns.Tables` for a directory of Parquet files."""
 
     def __init__(self, directory: Path) -> None:
@@ -262,24 +261,14 @@ class ParquetTables:
                 slug="missing-package",
             ) from None
         self._parquet: Any = parquet
-        self._unreadable: Counter[str] = Counter()
         try:
             files = sorted(directory.glob(f"*{_ENDING}"))
         except OSError as err:
             message = f"cannot list {directory}: {err.strerror}"
             raise RawFormatError(message, slug="cannot-read") from err
         self._files = {file.name.removesuffix(_ENDING): file for file in files}
+        super().__init__(self._files)
         self._columns: dict[str, tuple[str, ...]] = {}
-
-    @property
-    def names(self) -> Sequence[str]:
-        """The names of all tables."""
-        return tuple(self._files)
-
-    @property
-    def unreadable(self) -> Mapping[str, int]:
-        """Number of values with an unexpected type so far, by `TABLE.column`."""
-        return self._unreadable
 
     def columns(self, table: str) -> Collection[str]:
         """Return the names of the columns of `table`."""
@@ -300,51 +289,29 @@ class ParquetTables:
         with self._open(table) as file:
             return int(file.metadata.num_rows)
 
-    def slices(
-        self,
-        table: str,
-        numbers: Mapping[str, int],
-        *,
-        reals: Sequence[str] = (),
-        texts: Sequence[str] = (),
-        only: tuple[str, Collection[int] | None] | None = None,
-    ) -> Iterator[Cells]:
-        """Yield the rows of `table`; see `columns.Tables`."""
-        existing = self.columns(table)
-        if not existing or (only is not None and only[0] not in existing):
-            return
-        wanted = [name for name in (*numbers, *reals, *texts) if name in existing]
-        read = [*dict.fromkeys([*wanted, *([] if only is None else [only[0]])])]
-        with self._open(table) as file:
-            batches = file.iter_batches(batch_size=_ROWS, columns=read or [*existing][:1])
-            while (batch := self._next(table, batches)) is not None:
-                if only is not None:
-                    batch = batch.filter(_mask(batch.column(only[0]), only[1]))
+    def read(self, query: Query) -> Iterator[Cells]:
+        """Yield the rows of a table; see `columns.Tables`."""
+        read = {*query.found} if query.only is None else {*query.found, query.only[0]}
+        with self._open(query.table) as file:
+            columns = sorted(read) or [*query.existing][:1]
+            batches = file.iter_batches(batch_size=_ROWS, columns=columns)
+            while (batch := self._next(query.table, batches)) is not None:
+                if query.only is not None:
+                    name, values = query.only
+                    batch = batch.filter(_mask(batch.column(name), values))
                 if batch.num_rows:
-                    yield self._cells(table, batch, wanted, numbers, reals, texts)
+                    yield self._cells(query, batch)
 
-    def _cells(
-        self,
-        table: str,
-        batch: Any,
-        wanted: Sequence[str],
-        numbers: Mapping[str, int],
-        reals: Sequence[str],
-        texts: Sequence[str],
-    ) -> Cells:
-        rows = batch.num_rows
-        cells: dict[str, Any] = {}
-        for name, default in numbers.items():
-            cells[name] = np.full(rows, default, np.int64)
-            if name in wanted:
-                cells[name] = self._integers(f"{table}.{name}", batch.column(name), default)
-        for name in reals:
-            cells[name] = np.full(rows, np.nan)
-            if name in wanted:
-                cells[name] = self._floats(f"{table}.{name}", batch.column(name))
-        for name in texts:
-            values = batch.column(name).to_pylist() if name in wanted else [None] * rows
-            cells[name] = [value if value is None else _text(value) for value in values]
+    def _cells(self, query: Query, batch: Any) -> Cells:
+        cells = query.missing_columns(batch.num_rows)
+        for name in query.found:
+            place, column = f"{query.table}.{name}", batch.column(name)
+            if name in query.numbers:
+                cells[name] = self._integers(place, column, query.numbers[name])
+            elif name in query.reals:
+                cells[name] = self._floats(place, column)
+            else:
+                cells[name] = list(map(text_of, column.to_pylist()))
         return cells
 
     def _integers(self, place: str, column: Any, default: int) -> Any:
@@ -357,7 +324,7 @@ class ParquetTables:
             column = column.cast(pyarrow.int64()).fill_null(default)
             return column.to_numpy(zero_copy_only=False).astype(np.int64)
         except (pyarrow.ArrowException, ValueError, TypeError):
-            self._unreadable[place] += len(column)
+            self.unreadable[place] += len(column)
             return np.full(len(column), default, np.int64)
 
     def _floats(self, place: str, column: Any) -> Any:
@@ -367,7 +334,7 @@ class ParquetTables:
             values = column.cast(pyarrow.float64()).to_numpy(zero_copy_only=False)
             return values.astype(np.float64)
         except (pyarrow.ArrowException, ValueError, TypeError):
-            self._unreadable[place] += len(column)
+            self.unreadable[place] += len(column)
             return np.full(len(column), np.nan)
 
     def _open(self, table: str) -> Any:
@@ -380,10 +347,6 @@ class ParquetTables:
     def _next(self, table: str, batches: Iterator[Any]) -> Any:
         with _reading(self._files[table]):
             return next(batches, None)
-
-
-def _text(value: Any) -> str:
-    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
 
 
 @contextmanager

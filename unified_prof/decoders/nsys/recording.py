@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 
 from unified_prof.arrays.grouping import NOWHERE, Bools, Ints, distinct, find, mapped
-from unified_prof.base.columns import MISSING, Cells, Coverage, Sink, Tables
+from unified_prof.base.columns import MISSING, Cells, Sink, Tables
 from unified_prof.decoders.gpu import host_tables
 from unified_prof.decoders.gpu import rows as r
 from unified_prof.decoders.gpu import task_tables as gpu_tables
 from unified_prof.decoders.gpu.rows import GpuRecording, Parts
-from unified_prof.decoders.gpu.task_tables import CountedTables, HasColumn
+from unified_prof.decoders.gpu.task_tables import NO_OPTIONS, Options
 from unified_prof.decoders.nsys import other_events, ranges
 from unified_prof.decoders.nsys.columns import NO_ID, NO_TIME, Fields, Texts
 from unified_prof.decoders.nsys.ranges import NcclCalls, Payloads
@@ -470,15 +470,11 @@ def decode(
     path: object,
     tables: Tables,
     sink: Sink,
-    *,
-    has_column: HasColumn = lambda table, column: True,
-    data_types: Mapping[str, int] | None = None,
-    progress: Callable[[str], None] = lambda message: None,
+    options: Options = NO_OPTIONS,
 ) -> GpuRecording:
     """Decode the tables of an export in bounded memory.
 
-    `path` is used in messages; `has_column` and `data_types` are explained in `task_tables`.
-    `progress` is called with the current step.
+    `path` is used in messages.
 
     Raises:
         RawFormatError: the export contains no events.
@@ -491,14 +487,13 @@ def decode(
             f"{', '.join(_ONE_OF)})",
             slug="empty-recording",
         )
-    tables = counted = CountedTables(tables)
     session = times(tables)
     texts = Texts(tables)
     try:
         with Parts(sink) as parts:
             parts.base_ns = session.base_ns
             fields = Fields(parts, tables, texts)
-            progress("reading events")
+            options.progress("reading events")
             payloads = Payloads(tables)
             read_calls(fields, NcclCalls(fields, payloads))
             read_tasks(fields)
@@ -514,14 +509,9 @@ def decode(
                 message = f"{path}: has no events, its tables are empty"
                 raise RawFormatError(message, slug="empty-recording")
             name_threads(fields)
-            joined = gpu_tables.write(
-                parts, has_column=has_column, data_types=data_types, progress=progress
-            )
+            joined = gpu_tables.write(parts, options)
             facts = _write_metadata(fields, session, nvtx.categories)
-            coverage = Coverage()
-            coverage.add_events(parts.counts, parts.skipped)
-            counted.write_coverage(coverage, sink, _DESCRIPTIVE)
-            coverage.write(sink)
+            gpu_tables.write_coverage(parts, tables, _DESCRIPTIVE)
             return parts.recording(joined, nvtx.operations, facts)
     finally:
         texts.close()

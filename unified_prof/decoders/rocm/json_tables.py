@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from unified_prof.base.columns import MISSING, Cells, Tables
+from unified_prof.base.columns import MISSING, Cells, Query, Tables
 from unified_prof.decoders import compression
 from unified_prof.errors import RawFormatError
 
@@ -31,7 +31,7 @@ _ALLOCATIONS = ("ALLOC", "FREE")
 Row = dict[str, Any]
 
 
-class JsonTables:
+class JsonTables(Tables):
     """Implementation of `columns.Tables` for a JSON recording, loaded into memory."""
 
     def __init__(self, path: Path) -> None:
@@ -49,20 +49,10 @@ class JsonTables:
                 slug="not-a-recording",
             )
         self._tables: dict[str, list[Row]] = {}
-        self._unreadable: Counter[str] = Counter()
         for number, session in enumerate(_mappings(sessions)):
             for table, rows in _SessionConverter(session).tables.items():
                 self._tables[f"rocpd_{table}_{number}"] = rows
-
-    @property
-    def names(self) -> Sequence[str]:
-        """The names of all tables."""
-        return tuple(self._tables)
-
-    @property
-    def unreadable(self) -> Mapping[str, int]:
-        """Number of values with an unexpected type so far, by `TABLE.column`."""
-        return self._unreadable
+        super().__init__(self._tables)
 
     def columns(self, table: str) -> Collection[str]:
         """Return the column names of `table`."""
@@ -73,35 +63,28 @@ class JsonTables:
         """Return the number of rows of `table`."""
         return len(self._tables.get(table, ()))
 
-    def slices(
-        self,
-        table: str,
-        numbers: Mapping[str, int],
-        *,
-        reals: Sequence[str] = (),
-        texts: Sequence[str] = (),
-        only: tuple[str, Collection[int] | None] | None = None,
-    ) -> Iterator[Cells]:
-        """Yield the rows of `table`; see `columns.Tables`."""
-        rows = self._tables.get(table, [])
-        if only is not None:
-            name, wanted = only
+    def read(self, query: Query) -> Iterator[Cells]:
+        """Yield the rows of a table; see `columns.Tables`."""
+        rows = self._tables[query.table]
+        if query.only is not None:
+            name, wanted = query.only
             rows = [
                 row
                 for row in rows
-                if row.get(name) is not None and (wanted is None or row[name] in wanted)
+                if row[name] is not None and (wanted is None or row[name] in wanted)
             ]
         for first in range(0, len(rows), _ROWS):
             part = rows[first : first + _ROWS]
-            cells: dict[str, Any] = {
-                name: self._integers(f"{table}.{name}", [row.get(name) for row in part], default)
-                for name, default in numbers.items()
-            }
-            cells |= {name: self._floats(table, name, part) for name in reals}
-            cells |= {
-                name: [value if isinstance(value := row.get(name), str) else None for row in part]
-                for name in texts
-            }
+            cells = query.missing_columns(len(part))
+            for column in query.found:
+                values = [row[column] for row in part]
+                place = f"{query.table}.{column}"
+                if column in query.numbers:
+                    cells[column] = self._integers(place, values, query.numbers[column])
+                elif column in query.reals:
+                    cells[column] = self._floats(place, values)
+                else:
+                    cells[column] = [value if isinstance(value, str) else None for value in values]
             yield cells
 
     def _integers(self, place: str, values: list[Any], default: int) -> Any:
@@ -109,16 +92,15 @@ class JsonTables:
         self._count_unreadable(place, values, known)
         return np.array([default if value is None else value for value in known], np.int64)
 
-    def _floats(self, table: str, name: str, rows: list[Row]) -> Any:
-        values = [row.get(name) for row in rows]
+    def _floats(self, place: str, values: list[Any]) -> Any:
         known = [value if _is_real(value) else None for value in values]
-        self._count_unreadable(f"{table}.{name}", values, known)
+        self._count_unreadable(place, values, known)
         return np.array([math.nan if value is None else float(value) for value in known])
 
     def _count_unreadable(self, place: str, values: list[Any], known: list[Any]) -> None:
         pairs = zip(values, known, strict=True)
         if count := sum(value is not None and read is None for value, read in pairs):
-            self._unreadable[place] += count
+            self.unreadable[place] += count
 
 
 # Columns of rocpd tables, and the keys of a JSON record that hold them.
@@ -336,18 +318,11 @@ class SessionTables:
         self._tables, self._session = tables, session
 
     def slices(
-        self,
-        table: str,
-        numbers: Mapping[str, int],
-        texts: Sequence[str] = (),
-        *,
-        reals: Sequence[str] = (),
-        only: tuple[str, Collection[int]] | None = None,
+        self, table: str, numbers: Mapping[str, int], texts: Sequence[str] = (), **others: Any
     ) -> Iterator[Cells]:
         """Yield the rows of a table, named without session; see `columns.Tables.slices`."""
-        return self._tables.slices(
-            f"{PREFIX}{table}{self._session}", numbers, reals=reals, texts=texts, only=only
-        )
+        name = f"{PREFIX}{table}{self._session}"
+        return self._tables.slices(name, numbers, texts=texts, **others)
 
     def numbers(self, table: str, column: str) -> dict[int, int]:
         """Return row id -> number for a column."""

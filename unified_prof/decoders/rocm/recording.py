@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import compress
 from typing import Any
 
@@ -19,7 +19,6 @@ from unified_prof.base.columns import (
     MISSING,
     NOT_AVAILABLE,
     Cells,
-    Coverage,
     Sink,
     Tables,
 )
@@ -28,7 +27,7 @@ from unified_prof.decoders.gpu import rows as r
 from unified_prof.decoders.gpu import task_tables as gpu_tables
 from unified_prof.decoders.gpu.host_tables import RANGE_EVENT, write_annotations
 from unified_prof.decoders.gpu.rows import INTERVAL, GpuRecording, Parts, as_operation
-from unified_prof.decoders.gpu.task_tables import CountedTables, HasColumn
+from unified_prof.decoders.gpu.task_tables import NO_OPTIONS, Options
 from unified_prof.decoders.rocm.json_tables import PREFIX, SessionTables, sessions_of
 from unified_prof.decoders.spool import Rows
 from unified_prof.errors import RawFormatError
@@ -460,15 +459,11 @@ def decode(
     path: object,
     tables: Tables,
     sink: Sink,
-    *,
-    has_column: HasColumn = lambda table, column: True,
-    data_types: Mapping[str, int] | None = None,
-    progress: Callable[[str], None] = lambda message: None,
+    options: Options = NO_OPTIONS,
 ) -> GpuRecording:
     """Decode the tables of a recording with one or more sessions.
 
-    `path` is used in messages; `has_column` and `data_types` are explained in `task_tables`.
-    `progress` is called with the current step.
+    `path` is used in messages.
 
     Raises:
         RawFormatError: the recording contains no events.
@@ -478,8 +473,7 @@ def decode(
     if not sessions:
         message = f"{path}: has no table rocpd_metadata and is not a rocpd database"
         raise RawFormatError(message, slug="not-a-recording")
-    tables = CountedTables(tables)
-    progress("reading events")
+    options.progress("reading events")
     with Parts(sink) as parts:
         devices: dict[int, dict[str, Any]] = {}
         schema: str | None = None
@@ -497,14 +491,9 @@ def decode(
         if parts.span is None:
             message = f"{path}: has no events, its tables are empty"
             raise RawFormatError(message, slug="empty-recording")
-        joined = gpu_tables.write(
-            parts, has_column=has_column, data_types=data_types, progress=progress
-        )
+        joined = gpu_tables.write(parts, options)
         sink.anomaly("relative_times", 1, "rocprofv3 does not record the start of its clock")
-        coverage = Coverage()
-        coverage.add_events(parts.counts, parts.skipped)
-        tables.write_coverage(coverage, sink, [f"{PREFIX}{name}" for name in _DESCRIPTIVE])
-        coverage.write(sink)
+        gpu_tables.write_coverage(parts, tables, [f"{PREFIX}{name}" for name in _DESCRIPTIVE])
         first, last = parts.span
         names = {number: properties.get("name") for number, properties in devices.items()}
         host_tables.write_metadata(

@@ -6,7 +6,6 @@ items on it and yields the results in order of completion.
 
 from __future__ import annotations
 
-import os
 import re
 import time
 import traceback
@@ -18,6 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
+from unified_prof.base.process_tuning import processors
 from unified_prof.errors import EngineError, UsageError
 from unified_prof.pipeline.executors.processes import (
     Failure,
@@ -32,7 +32,6 @@ __all__ = [
     "WorkerDied",
     "WorkerPool",
     "check_scheduler",
-    "cpus",
     "map_unordered",
     "open_executor",
 ]
@@ -46,13 +45,6 @@ _CHECK_INTERVAL_S = 2.0
 _MAX_BATCH = 32
 _LOCAL = re.compile(r"local(?::(?P<count>[1-9]\d{0,3}))?\Z")
 _ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/]+:\d{1,5}/?\Z")
-
-
-def cpus() -> int:
-    """Return the number of processors that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def check_scheduler(scheduler: str | None) -> None:
@@ -95,14 +87,14 @@ def open_executor(
     """
     check_scheduler(scheduler)
     if scheduler is None:
-        count = cpus() if jobs is None else jobs
+        count = processors() if jobs is None else jobs
         with InlinePool() if count == 1 else ProcessPool(count) as pool:
             yield pool
         return
     from unified_prof.pipeline.executors import dask_pool  # an optional package
 
     if (local := _LOCAL.match(scheduler)) is not None:
-        opened = dask_pool.local_pool(int(local["count"] or cpus()), verbose=verbose)
+        opened = dask_pool.local_pool(int(local["count"] or processors()), verbose=verbose)
     else:
         opened = dask_pool.remote_pool(scheduler, note, verbose=verbose)
     with opened as dask:

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from unified_prof.base.text import CAPTURE_FACT, most_alike
 from unified_prof.decoders.compression import Content, file_format, head_of
@@ -21,6 +21,7 @@ from unified_prof.pipeline.sources.base import DecodeContext, DecodeResult, Matc
 if TYPE_CHECKING:
     from unified_prof.base.columns import Sink, Tables
     from unified_prof.decoders.gpu.rows import GpuRecording
+    from unified_prof.decoders.gpu.task_tables import Options
 
 _COMPRESSED = r"\.(?:gz|xz|bz2|zst|zip)"
 _COMPRESSED_ENDING = re.compile(rf"{_COMPRESSED}$", re.IGNORECASE)
@@ -98,12 +99,11 @@ def _open_database(path: Path) -> Iterator[Tables]:
             raise RawFormatError(str(text), hint=hint, slug=err.slug) from err
 
 
-def _options(context: DecodeContext) -> dict[str, Any]:
-    return {
-        "has_column": context.has_column,
-        "data_types": context.enums("ENUM_HCCL_DATA_TYPE"),
-        "progress": context.next_stage,
-    }
+def _options(context: DecodeContext) -> Options:
+    from unified_prof.decoders.gpu.task_tables import Options
+
+    data_types = context.enums("ENUM_HCCL_DATA_TYPE")
+    return Options(context.has_column, data_types, context.next_stage)
 
 
 def _decode_result(recording: GpuRecording) -> DecodeResult:
@@ -172,10 +172,9 @@ class Kineto(Source):
         """Decode the trace in bounded memory; see `decoders.kineto`."""
         from unified_prof.decoders import kineto
 
-        options = _options(context)
-        if context.is_own_frame is not None:
-            options["is_outside"] = context.is_own_frame
-        result = _decode_result(kineto.decode(path, sink, **options))
+        result = _decode_result(
+            kineto.decode(path, sink, _options(context), is_outside=context.is_own_frame)
+        )
         capture = _capture_beside(path)
         return result if capture is None else replace(result, facts={**result.facts, **capture})
 
@@ -244,7 +243,7 @@ class Nsys(Source):
 
         opened = nullcontext(ParquetTables(path)) if path.is_dir() else _open_database(path)
         with opened as tables:
-            return _decode_result(nsys.decode(path, tables, sink, **_options(context)))
+            return _decode_result(nsys.decode(path, tables, sink, _options(context)))
 
     def identity(self, path: Path) -> Mapping[str, str]:
         """Return the name and length of the export."""
@@ -289,7 +288,7 @@ class Rocm(Source):
 
         is_json = _ROCPROF_JSON.match(_content_head(path))
         with nullcontext(JsonTables(path)) if is_json else _open_database(path) as tables:
-            return _decode_result(rocm.decode(path, tables, sink, **_options(context)))
+            return _decode_result(rocm.decode(path, tables, sink, _options(context)))
 
     def stem(self, path: Path) -> str:
         """Return the name without suffix, with `_uprof` if the recording is a database."""
