@@ -141,8 +141,7 @@ def _defaults_again() -> None:
 class _Hold:
     """Defers signals between `begin` and `end`; the first one is delivered at the end."""
 
-    def __init__(self, numbers: tuple[int, ...]) -> None:
-        self._numbers = numbers
+    def __init__(self) -> None:
         self._before: dict[int, _Handler] = {}
         self._came: list[int] = []
 
@@ -152,7 +151,7 @@ class _Hold:
         A signal that arrives during this call is delivered after all signals are deferred.
         """
         late: BaseException | None = None
-        for number in self._numbers:
+        for number in (*ENDING, signal.SIGINT):
             handler = signal.getsignal(number)
             # None: set outside Python, so that it could not be restored.
             if number in self._before or handler is None or handler is signal.SIG_IGN:
@@ -179,7 +178,7 @@ class _Hold:
 
 
 @contextmanager
-def held_back(numbers: tuple[int, ...] = (*ENDING, signal.SIGINT)) -> Iterator[None]:
+def held_back() -> Iterator[None]:
     """Defer signals within the block; the first one is delivered at its end.
 
     Intended for the short time in which reports are written. Outside the main thread nothing is
@@ -188,7 +187,7 @@ def held_back(numbers: tuple[int, ...] = (*ENDING, signal.SIGINT)) -> Iterator[N
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    hold = _Hold(numbers)
+    hold = _Hold()
     hold.begin()
     try:
         yield
@@ -211,7 +210,7 @@ def held_back_from_end_of_workload() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    outer, _prepared = _prepared, _Hold((*ENDING, signal.SIGINT))
+    outer, _prepared = _prepared, _Hold()
     hold = _prepared
     try:
         yield

@@ -7,7 +7,6 @@ in the same directory.
 
 from __future__ import annotations
 
-import glob
 import hashlib
 import os
 import re
@@ -147,13 +146,9 @@ def _elsewhere(url: str) -> Iterator[Input]:
 
 
 def _here(given: Path, progress: Callable[[str], None]) -> Iterator[Input]:
-    paths = [given]
-    if glob.has_magic(str(given)) and not os.path.lexists(given):
-        names = glob.glob(str(given), recursive=True)  # noqa: PTH207 (it takes whole paths)
-        paths = [Path(name) for name in sorted(names)] or paths
     count = 0
     visited: set[tuple[int, int]] = set()
-    for path in paths:
+    for path in discovery.paths_of_pattern(given):
         if not path.exists():
             raise discovery.refusal(path)
         for local in _found(path, discovery.MAX_DEPTH, progress, visited, asked=True):

@@ -73,11 +73,7 @@ def find(
     seen: set[str] = set()
     for given in paths:
         try:
-            expanded = [given]
-            if glob.has_magic(str(given)) and not os.path.lexists(given):
-                names = glob.glob(str(given), recursive=True)  # noqa: PTH207 (it takes whole paths)
-                expanded = [Path(name) for name in sorted(names)] or expanded
-            for path in expanded:
+            for path in paths_of_pattern(given):
                 for found in _recordings(path, progress, note, temporary):
                     if not isinstance(found, FoundRecording):
                         yield found
@@ -88,6 +84,14 @@ def find(
                         yield found
         except UprofError as err:
             yield given, err
+
+
+def paths_of_pattern(given: Path) -> list[Path]:
+    """Return the paths that match a pattern; other paths, and patterns without match, are kept."""
+    names: list[str] = []
+    if glob.has_magic(str(given)) and not os.path.lexists(given):
+        names = glob.glob(str(given), recursive=True)  # noqa: PTH207 (it takes whole paths)
+    return list(map(Path, sorted(names))) or [given]
 
 
 def refusal(path: Path) -> UprofError:

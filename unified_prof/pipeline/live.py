@@ -218,7 +218,7 @@ def measuring(spec: RunSpec, device: str | None, *, force: bool = False) -> Iter
             if not written.rank.is_distributed:
                 raise CaptureError(reason, slug="nothing-measured")
             # Other ranks wait for this one, so it must not fail.
-            written.write_stub(0, reason)
+            written.write_stub(reason)
             result.failure = reason
             result.files = {report: path for report, (path,) in written.files.items()}
 
@@ -349,7 +349,7 @@ def run(
             reports.record_failure(0, str(err))
             if not lenient:
                 raise
-            reports.write_stub(0, str(err))
+            reports.write_stub(str(err))
             return _result(backend, reports, Capture(0), str(err))
         except UprofError as err:
             reports.record_failure(None, str(err))
@@ -376,7 +376,7 @@ def _finish(reports: Reports, capture: Capture, *, lenient: bool) -> str | None:
             return "; ".join(dict.fromkeys(filter(None, (capture.failure, reason))))
         if not lenient:
             raise
-        reports.write_stub(0, reason)
+        reports.write_stub(reason)
         return reason
     return capture.failure
 

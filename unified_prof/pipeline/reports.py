@@ -150,13 +150,13 @@ class Reports:
             self._spool.remove()
         self._update_ranks(run_folder.ENDED, capture.exit_code, capture.failure)
 
-    def write_stub(self, exit_code: int, failure: str) -> None:
+    def write_stub(self, failure: str) -> None:
         """Write reports that contain no measurements, only the failure.
 
         Used if the workload of this rank succeeded and other ranks depend on it, but measuring
         failed.
         """
-        self._note_end(exit_code)
+        self._note_end(0)
         empty_run = TrackedRun(
             device=self._backend or "unknown",
             operations=(),
@@ -169,14 +169,14 @@ class Reports:
         )
         missing = {kind: path for kind, path in self._skyline.items() if kind not in self._paths}
         try:
-            self._write_skyline(missing, Capture(exit_code, empty_run, failure=failure))
+            self._write_skyline(missing, Capture(0, empty_run, failure=failure))
         except Exception as err:  # the reason of the first failure may apply again
             self.notes += [] if (text := outputs.error_text(err)) in failure else [text]
-        self._update_ranks(run_folder.ENDED, exit_code, failure)
+        self._update_ranks(run_folder.ENDED, 0, failure)
 
     def record_failure(self, exit_code: int | None, failure: str) -> None:
         """Record in `run.json` why this rank has no reports."""
-        self._update_ranks(run_folder.ENDED, exit_code, failure)
+        self._update_ranks(run_folder.ENDED, 0, failure)
 
     def _write(self, capture: Capture) -> None:
         self._facts |= capture.facts
