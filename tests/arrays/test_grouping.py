@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from unified_prof.arrays import grouping
 from unified_prof.arrays.grouping import (
     NOWHERE,
     FirstSeen,
@@ -94,9 +95,13 @@ def test_groups_of_rows_equal_those_of_a_loop(
     wanted = np.arange(-3, 5)
     found = value_by_key(keys, values, wanted, -9)
     assert found.tolist() == [first_values.get(key, -9) for key in wanted.tolist()]
-    first, representative = distinct_rows(keys, values)
-    assert sorted(rows[index] for index in first.tolist()) == sorted(set(rows))
-    assert [rows[index] for index in first[representative].tolist()] == rows
+    for factor in (grouping._FACTOR, np.uint64(0)):  # With 0, all hashes are equal.
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(grouping, "_FACTOR", factor)
+            first, representative = distinct_rows(keys, values)
+        assert sorted(rows[index] for index in first.tolist()) == sorted(set(rows))
+        assert [rows[index] for index in first[representative].tolist()] == rows
+    assert mapped(lambda key: 3 - key, keys).tolist() == (3 - keys).tolist()
     assert (
         mapped(lambda *row: 5 * row[0] + row[1], keys, values).tolist()
         == (5 * keys + values).tolist()
@@ -168,6 +173,23 @@ def test_order_of_keys_that_differ_in_two_bit_ranges_equals_argsort(low: int, hi
         order = order_of_keys(column)
         assert order is not None
         assert order.tolist() == np.argsort(column, kind="stable").tolist()
+
+
+@pytest.mark.parametrize(
+    ("differing", "most_places"),
+    [((0, 20, 60), 42), ((0, 40, 50), 52), ((5,), 63), ((0, 1), 62), ((0, 1, 62), 61)],
+)
+def test_keys_are_packed_with_positions_without_their_longest_run_of_equal_bits(
+    differing: tuple[int, ...], most_places: int
+) -> None:
+    keys = np.zeros(1, np.int64)
+    for bit in differing:
+        keys = np.append(keys | 1 << bit, keys)
+    packed = grouping._with_places(keys, most_places)
+    assert packed is not None
+    order = np.sort(packed) & np.uint64((1 << most_places) - 1)
+    assert order.tolist() == np.argsort(keys, kind="stable").tolist()
+    assert grouping._with_places(keys, most_places + 1) is None
 
 
 def test_ordering_a_record_column_does_not_change_it() -> None:

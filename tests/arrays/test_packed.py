@@ -75,6 +75,9 @@ def test_packed_column_has_the_original_values(name: str, hole: int) -> None:
     assert (column.at(np.sort(rows)) == values[np.sort(rows)]).all()
     for low, high in ((BLOCK - 3, BLOCK + 9), (40, 41), (BLOCK, BLOCK + 1), (0, 0)):
         assert (column[low:high] == values[low:high]).all()
+    for chosen in (values < 7, -1 - rows):
+        assert (column[chosen] == values[chosen]).all()
+    assert [column[row] for row in rows[:3].tolist()] == values[rows[:3]].tolist()
     assert (column.distinct() == np.unique(values)).all()
     joined = [*column.blocks()]
     assert sum(map(len, joined)) == len(values)
@@ -98,6 +101,10 @@ def test_column_has_the_narrowest_type_for_its_values() -> None:
     assert pack(np.array([1, -1]), np.int16, np.int32).dtype == np.int16
     assert pack(np.array([1, 40_000]), np.int16, np.int32).dtype == np.int32
     assert pack(np.array([1, 2**40]), np.int16, np.int32).dtype == np.int64
+    for low, high in ((-(2**15), 0), (0, 2**15 - 1)):
+        assert pack(np.array([low, high]), np.int16, np.int32).dtype == np.int16
+        step = 1 if high else -1
+        assert pack(np.array([low, high]) + step, np.int16, np.int32).dtype == np.int32
     assert pack(np.array([1, LEAST]), np.int16, hole=LEAST).dtype == np.int64
     assert pack(np.array([LEAST, LEAST]), np.int16, hole=LEAST).dtype == np.int64
     assert pack(np.array([1, -40_000]), np.int16, np.int32, hole=-50_000).dtype == np.int32
