@@ -215,11 +215,33 @@ def test_marks_without_queue_are_not_connected(tmp_path: Path) -> None:
     assert operator_by_mark(framework, tmp_path, (10, 12, 1, FIRST_MARK)) == {}
 
 
-def test_marks_with_a_device_part_are_kept_while_decoding() -> None:
+def test_rows_that_are_joined_with_operators_are_kept_while_decoding() -> None:
     sink = RowSink()
-    watched = RecordingSink(sink, 0)
+    watched = RecordingSink(sink, None)
+    launch, other = map(watched.strings.intern, ("launch", "event"))
     columns: dict[str, Column] = {"startNs": [1, 3], "endNs": [2, 4], "globalTid": 7}
-    watched.write("MSTX_EVENTS", {**columns, "connectionId": [4_000_000_000, FIRST_MARK]})
-    first = {"startNs": [3], "endNs": [4], "globalTid": [7], "connectionId": [FIRST_MARK]}
-    assert {name: column.tolist() for name, column in watched.marks().items()} == first
-    assert len(sink.rows["MSTX_EVENTS"]) == 2
+    for name in (launch, other):
+        for level in (10_000, 20_000):
+            kind: dict[str, Column] = {"connectionId": [level, name], "type": level, "name": name}
+            watched.write("CANN_API", columns | kind)
+    watched.write("MSTX_EVENTS", {**columns, "connectionId": [FIRST_MARK - 1, FIRST_MARK]})
+    watched.write("MSTX_EVENTS", {**columns, "connectionId": [1, 2]})
+    watched.write("NPU_OP_MEM", {"operatorName": [launch], "size": [-5], "deviceId": 1})
+    watched.write("RANK_DEVICE_MAP", {"rankId": 4, "deviceId": [0]})
+    call = {"startNs": [1, 3], "endNs": [2, 4], "globalTid": [7, 7]}
+    last = {name: values[1:] for name, values in call.items()}
+    names = "addr", "type", "timestampNs", "totalAllocate", "totalReserve"
+    missing = {name: [0] for name in names}
+    for found, expected in (
+        (watched.launches(), call | {"connectionId": [10_000, launch]}),
+        (watched.marks(), last | {"connectionId": [FIRST_MARK]}),
+        (
+            watched.allocations(),
+            missing | {"operatorName": [launch], "size": [-5], "deviceId": [1]},
+        ),
+    ):
+        assert {name: column.tolist() for name, column in found.items()} == expected
+    assert [(table, len(rows)) for table, rows in sink.rows.items()] == [
+        ("CANN_API", 8), ("MSTX_EVENTS", 4), ("NPU_OP_MEM", 1), ("RANK_DEVICE_MAP", 1)
+    ]  # fmt: skip
+    assert sink.rows["RANK_DEVICE_MAP"] == [{"rankId": -1, "deviceId": 0}]

@@ -83,9 +83,11 @@ def integer(value: Any) -> int:
     return value if isinstance(value, int) else MISSING
 
 
-def check_integers(path: Path, *columns: str) -> None:
+def check_integers(path: Path, *columns: str, only_pages: bool = False) -> None:
     """Compare `of_table` with SELECT."""
-    with opened(path) as db:
+    with opened(path) as db, pytest.MonkeyPatch.context() as patch:
+        if only_pages:
+            patch.setattr(column_reader, "read", None)
         found = of_table(db, path, "t", {name: name for name in columns})
         rows = selected(db, *columns)
     for at, name in enumerate(columns):
@@ -101,9 +103,11 @@ def all_cells(tables: Tables, **request: Any) -> tuple[dict[str, list[Any]], dic
     return cells, dict(tables.unreadable)
 
 
-def check_foreign(path: Path, **request: Any) -> None:
+def check_foreign(path: Path, *, only_pages: bool = False, **request: Any) -> None:
     """Compare `Tables.slices` from pages with the same through SQLite."""
-    with foreign_tables(path) as tables:
+    with foreign_tables(path) as tables, pytest.MonkeyPatch.context() as patch:
+        if only_pages:
+            patch.setattr(type(tables), "_of_rows", None)
         found = all_cells(tables, **request)
     with pytest.MonkeyPatch.context() as patch, foreign_tables(path) as tables:
         patch.setattr("unified_prof.sqlite.external_tables.scan", lambda db, table: None)
@@ -111,7 +115,7 @@ def check_foreign(path: Path, **request: Any) -> None:
     assert repr(found) == repr(expected)  # NaN is not equal to itself
 
 
-REQUEST = {"numbers": {"b": -7, "x": 5}, "reals": ["c"], "texts": ["d"]}
+REQUEST: dict[str, Any] = {"numbers": {"b": -7, "x": 5}, "reals": ["c"], "texts": ["d"]}
 
 
 @pytest.fixture(autouse=True)
@@ -176,18 +180,30 @@ def test_defaults_for_null_equal_those_of_sqlite(tmp_path: Path, default: str) -
 
 
 def test_serial_types_are_read_alone_and_mixed(tmp_path: Path) -> None:
-    """Columns of one type and of two types are read by separate code."""
+    """Columns of one type and of two types are read by separate code, both without SQLite."""
     samples = [None, 0, 1, 100, -100, 300, 70_000, -70_000, 2**30, 2**40, -(2**40), 2**60, 1.5]
-    columns = ", ".join(f"c{at}" for at in range(len(samples)))
-    rows = [(at, *samples) for at in range(300)]
+    columns = ", ".join(f"c{at}" for at in range(len(samples) + 1))
+    rows = [(at, *samples, "text") for at in range(300)]
     path = create_table(tmp_path / "alone.db", rows, columns=columns)
-    check_integers(path, *columns.split(", "))
-    request = {"numbers": {f"c{at}": -5 for at in range(12)}, "reals": ["c12"]}
-    check_foreign(path, **request)
-    rows = [(at, *(samples[(at + shift) % len(samples)] for shift in range(4))) for at in range(99)]
-    path = create_table(tmp_path / "mixed.db", rows, columns="c0, c1, c2, c3")
-    check_integers(path, "c0", "c1", "c2", "c3")
-    check_foreign(path, numbers={"c0": 4}, reals=["c1", "c2"])
+    check_integers(path, *columns.split(", "), only_pages=True)
+    request: dict[str, Any] = {
+        "numbers": {f"c{at}": -5 for at in range(12)},
+        "reals": ["c12"],
+        "texts": ["c13"],
+    }
+    check_foreign(path, only_pages=True, **request)
+    texts = [None, "", "a", "\u00e9" * 70]
+    rows = [
+        (at, *(samples[(at + shift) % len(samples)] for shift in range(4)), texts[at % 4])
+        for at in range(99)
+    ]
+    path = create_table(tmp_path / "mixed.db", rows, columns="c0, c1, c2, c3, c4")
+    check_integers(path, "c0", "c1", "c2", "c3", only_pages=True)
+    check_foreign(path, numbers={"c0": 4}, reals=["c1", "c2"], texts=["c4"])
+    rows = [(at, samples[at % 12], samples[12 * (at % 2)], texts[at % 4]) for at in range(99)]
+    path = create_table(tmp_path / "typed.db", rows, columns="c0, c1, c2")
+    request = {"numbers": {"c0": 4}, "reals": ["c1"], "texts": ["c2"]}
+    check_foreign(path, only_pages=True, **request)
 
 
 def three_columns(count: int = 3000) -> list[tuple[int, int, int]]:
@@ -511,13 +527,14 @@ def test_decimal_texts_equal_those_of_sqlite(
         check_integers(path, "CAST(d AS INTEGER)", OF_DIGITS)
 
 
-def test_times_stored_as_text_are_read_from_pages(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_times_stored_as_text_are_read_from_pages(tmp_path: Path) -> None:
     times = [str(1_736_410_576_000_000_000 + 1001 * number) for number in range(500)]
     path = create_table(tmp_path / "a.db", list(enumerate([*times, "7", 12])), columns="d TEXT")
-    monkeypatch.setattr(column_reader, "read", None)
-    check_integers(path, "CAST(d AS INTEGER)", OF_DIGITS)
+    check_integers(path, "CAST(d AS INTEGER)", OF_DIGITS, only_pages=True)
+    for number in (2**63 - 1, 2**63, 10**19 - 1):
+        rows = [(at, str(number)) for at in range(3)]
+        path = create_table(tmp_path / f"{number}.db", rows, columns="d TEXT")
+        check_integers(path, "CAST(d AS INTEGER)", OF_DIGITS)
 
 
 NAMES = ["a", "A b", "rowid", "oid", "_rowid_", "select", "é", "key"]

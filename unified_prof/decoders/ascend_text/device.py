@@ -329,7 +329,7 @@ def write_operators(
     detail = f"{kernels}: kernels without a slice in the trace"
     sink.anomaly("unmatched_kernel", lost, detail)
     rest = [row for rows in waiting.values() for row in rows if tasks["is_kernel"][row]]
-    if rest and kernels is not None:
+    if kernels is not None:
         detail = f"{kernels} does not contain all kernels of the trace; the others have only a name"
         sink.anomaly("kernel_without_details", len(rest), detail)
     nothing: dict[str, str] = {}

@@ -1,11 +1,11 @@
-"""Decimal texts of integers."""
+"""Decimal texts and variable-length encodings of integers."""
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unified_prof.sqlite.pages.row_encoder import decimals
+from unified_prof.sqlite.pages.row_encoder import decimals, encoded
 
 
 def check_decimals(numbers: list[int]) -> None:
@@ -32,3 +32,17 @@ def test_decimals_equal_those_of_python(numbers: list[int]) -> None:
 )
 def test_decimals_of_one_length_equal_those_of_python(number: int) -> None:
     check_decimals([number] * 3)
+
+
+@given(st.integers(0, 63), st.integers(-1, 1))
+def test_encoded_numbers_have_seven_bits_per_byte_and_eight_in_the_ninth(
+    bits: int, off: int
+) -> None:
+    number = ((1 << bits) + off) % 2**64
+    if number < 1 << 56:
+        groups = [number >> at & 0x7F for at in range(0, max(number.bit_length(), 1), 7)]
+        expected = [group | 0x80 for group in groups[:0:-1]] + groups[:1]
+    else:
+        expected = [number >> 8 + at & 0x7F | 0x80 for at in range(49, -1, -7)] + [number & 0xFF]
+    assert list(encoded(number)) == expected
+    assert encoded(number - 2**64) == encoded(number)
