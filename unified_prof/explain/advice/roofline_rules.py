@@ -114,22 +114,22 @@ def full_precision(context: DeviceContext) -> Iterator[Cause]:
     low = device.matrix("bf16") or device.matrix("fp16")
     memory = device.memory_peak()
     rows, total_ns = _rows(context)
-    full = [
-        row
-        for row in rows
-        if row.cost is not None
-        and row.cost.unit == "matrix"
-        and row.cost.dtype == "fp32"
-        # The rate of an Ascend's cube in fp32 is not published.
-        and (row.peak.name.startswith("fp32") if row.peak else device.cores is not None)
-    ]
+    # The rate of an Ascend's cube in fp32 is not published.
+    full_without_peak = device.cores is not None
+
+    def is_full(row: RooflineRow) -> bool:
+        if row.cost is None or row.cost.unit != "matrix" or row.cost.dtype != "fp32":
+            return False
+        return row.peak.name.startswith("fp32") if row.peak else full_without_peak
+
+    full = [row for row in rows if is_full(row)]
     # A program without 16-bit products needs fp32 tensors: HF32 calculates with them.
     mixed = any(
         one.cost and one.cost.unit == "matrix" and one.cost.dtype in _HALVES for one in rows
     )
     low = (None if mixed else device.hf32()) or low
     tasks, hf32 = (context.recording, context.tasks.row), _in_hf32(context)
-    length_ns = breakdown.lost_ns(*tasks, lambda row: row in full and row.total_ns)
+    length_ns = breakdown.lost_ns(*tasks, lambda row: is_full(row) and row.total_ns)
     hf32_share = length_ns[hf32].sum() / max(length_ns.sum(), 1)
     full_ns = round(sum(row.total_ns for row in full) * (1 - hf32_share))
     if low is None or memory is None or not full or full_ns < FULL_SHARE * total_ns:
@@ -140,7 +140,7 @@ def full_precision(context: DeviceContext) -> Iterator[Cause]:
     memory_rate *= 2 if low.name in _HALVES else 1
 
     def above_ns(row: RooflineRow) -> float:
-        if row.cost is None or row not in full:
+        if row.cost is None or not is_full(row):
             return 0.0
         target_s = max(row.cost.flops / matrix_rate, row.cost.moved_bytes / memory_rate)
         return max(0.0, row.total_ns - target_s * 1e9)
