@@ -144,6 +144,9 @@ def test_counters_have_units_and_constant_zeros_are_left_out(
         for task, counter, value in (
             (0, "aic_mac_ratio", 0.5),
             (0, "aic_total_cycles", 900),
+            (0, "aic_total_time", 1500),
+            (1, "aic_mac_ratio", 0.25),
+            (1, "aic_total_time", 2500),
             (0, "aic_never", 0),
             (1, "aic_never", 0),
         ):
@@ -156,9 +159,12 @@ def test_counters_have_units_and_constant_zeros_are_left_out(
         "return [...document.querySelectorAll('#counters th')].map((one) => one.textContent)"
     )
     assert heads == [
-        "operator type", "tasks", "aic_mac_ratio (share of 1)", "aic_total_cycles (cycles)",
+        "operator type", "tasks", "aic_mac_ratio", "aic_total_time", "aic_total_cycles (cycles)",
     ]  # fmt: skip
-    assert "1 of 3 counters are always 0 and left out" in window.run(
+    assert window.run(
+        "return [...document.querySelectorAll('#counters tbody tr')].map((one) => one.innerText)"
+    ) == ["Add\t1\t25.0 %\t2.50 µs\t-", "MatMul\t1\t50.0 %\t1.50 µs\t900"]
+    assert "1 of 4 counters are always 0 and left out" in window.run(
         "return document.querySelector('#counters').textContent"
     )
     legend = window.run("return document.querySelector('#memory .legend').textContent")

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from unified_prof.compare.comparable import PEAK, Run, exclude_waiting, pool
+from unified_prof.compare.comparable import PEAK, Run, exclude_waiting, pool, program_times
 from unified_prof.compare.confidence import Noise, estimate
 from unified_prof.compare.gate import Limits, Unit, check_metrics, gate, samples
 from unified_prof.errors import UsageError
@@ -50,7 +50,8 @@ class History:
     metric: str
     unit: Unit
     points: tuple[Point, ...]
-    waiting_left_out: bool  # True if times exclude processor wait time.
+    # Clock of times that exclude waiting for a processor: as the gate's, if all versions have it.
+    clock: Literal["cpu", "wall"] | None
 
 
 def history(
@@ -62,9 +63,7 @@ def history(
         UsageError: The metric does not exist.
     """
     check_metrics([metric])
-    without = [_without_waiting(run) for run in versions]
-    left_out = all(run is not None for run in without)
-    shown = [run for run in without if run is not None] if left_out else list(versions)
+    shown, clock = _without_waiting(versions)
     points = []
     since: list[Run] = []
     for run, plain in zip(versions, shown, strict=True):
@@ -79,13 +78,19 @@ def history(
             points.append(Point(result.value, *interval, runs, change))
         else:
             points.append(Point(None, None, None, 0))
-    return History(metric, "B" if metric == PEAK else "ns", tuple(points), left_out)
+    return History(metric, "B" if metric == PEAK else "ns", tuple(points), clock)
 
 
-def _without_waiting(run: Run) -> Run | None:
-    """Return a run without processor wait time, None if the wait time is unknown."""
-    result, _, waiting = exclude_waiting(run, run)
-    return result if waiting is not None and waiting.left_out else None
+def _without_waiting(
+    versions: Sequence[Run],
+) -> tuple[Sequence[Run], Literal["cpu", "wall"] | None]:
+    """Return the runs without processor wait time and their clock, None if it is unknown."""
+    for leave_out in (program_times, exclude_waiting):
+        found = [leave_out(run, run) for run in versions]
+        clocks = {one.clock if one and one.left_out else None for _, _, one in found}
+        if len(clocks) == 1 and None not in clocks:
+            return [run for run, _, _ in found], clocks.pop()
+    return versions, None
 
 
 def _change(

@@ -406,6 +406,33 @@ def finding_line(one: FindingRecord, step_ms: float | None = None) -> tuple[str,
     return f"{cost}/step{share}", one.text.removesuffix(f"; costs {cost} per step")
 
 
+# Share of the step in exposed transfers from which a run without findings mentions them.
+_MIN_EXPOSED_SHARE = 0.3
+
+
+def no_findings(overview: Overview) -> str:
+    """Return the verdict for a run without findings, with a high cost that all ranks share."""
+    whole = overview.mean_step
+    if not whole.get("compute_ns"):
+        return "none: no kernels recorded within steps, no analysis possible"
+    exposed = (whole["exposed_communication_ns"] or 0.0) - (whole["exposed_wait_ns"] or 0.0)
+    share = exposed / whole["span_ns"] if whole["span_ns"] else 0.0
+    text = "none: no rank, host or link stands out"
+    if share < _MIN_EXPOSED_SHARE or overview.is_watched:
+        return text
+    setup_ns = whole["setup_ns"] or 0.0
+    if 2 * setup_ns > exposed:
+        return (
+            f"{text}; collective setup takes {names.format_share(setup_ns, whole['span_ns'])} of "
+            "the step on all ranks: the first collective of a group connects its ranks, so "
+            "record later steps"
+        )
+    return (
+        f"{text}; exposed transfers take {names.format_share(share, 1.0)} of the step on all "
+        "ranks: compare with an earlier run (`uprof cluster diff`)"
+    )
+
+
 _STYLES = ("page.css", "cluster.css")
 _SCRIPTS = (
     *("base.js", "frame.js", "table.js"),
@@ -423,6 +450,7 @@ def produce_cluster_page(overview: Overview, request: ClusterRequest) -> str:
         "coverage": {"headline": "", "missing": []},
         "title": title,
         "told": overview.coverage,
+        "no_findings": no_findings(overview),
         "run": whole["run"],
         "findings": [
             finding | dict(zip(("cost", "said"), finding_line(one), strict=True))

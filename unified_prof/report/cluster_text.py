@@ -27,9 +27,6 @@ if TYPE_CHECKING:
         RoleChange,
     )
 
-# Share of the step in exposed transfers from which a run without findings mentions them.
-_MIN_EXPOSED_SHARE = 0.3
-
 
 def _factor(value: float | None) -> str:
     return names.NOT_MEASURED if value is None else f"{value:.2f} x"
@@ -205,34 +202,11 @@ def _add_headline(document: Document, overview: Overview) -> None:
         document.warning("warning", f"{one.detail or one.name.replace('_', ' ')}{times}")
 
 
-def _no_findings(overview: Overview) -> str:
-    """Return the verdict for a run without findings, with a high cost that all ranks share."""
-    whole = overview.mean_step
-    exposed = (whole["exposed_communication_ns"] or 0.0) - (whole["exposed_wait_ns"] or 0.0)
-    share = exposed / whole["span_ns"] if whole["span_ns"] else 0.0
-    text = "none: no rank, host or link stands out"
-    if share < _MIN_EXPOSED_SHARE or overview.is_watched:
-        return text
-    setup_ns = whole["setup_ns"] or 0.0
-    if 2 * setup_ns > exposed:
-        return (
-            f"{text}; collective setup takes {names.format_share(setup_ns, whole['span_ns'])} of "
-            "the step on all ranks: the first collective of a group connects its ranks, so "
-            "record later steps"
-        )
-    return (
-        f"{text}; exposed transfers take {names.format_share(share, 1.0)} of the step on all "
-        "ranks: compare with an earlier run (`uprof cluster diff`)"
-    )
-
-
 def _add_findings(document: Document, overview: Overview) -> None:
     """Add the findings, most expensive first."""
     found = overview.run.findings
-    if not found and not overview.mean_step.get("compute_ns"):
-        document.fact("findings", "none: no kernels recorded within steps, no analysis possible")
-    elif not found:
-        document.fact("findings", _no_findings(overview))
+    if not found:
+        document.fact("findings", cluster_document.no_findings(overview))
     step_ms = (overview.mean_step.get("span_ns") or 0) / 1e6
     for one in found[:_MAX_FINDINGS]:
         document.finding(*cluster_document.finding_line(one, step_ms))

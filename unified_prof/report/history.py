@@ -90,7 +90,7 @@ def history_document(
         for entry, point in one.rows():
             if point.change is not None and point.change.kind == "restarted":
                 document.note(f"@{entry.version}: {point.change.reason}")
-    document.note(series_remarks(limits))
+    document.note(series_remarks(series, limits))
     if any(
         point.low is None and point.value is not None for one in series for _, point in one.rows()
     ):
@@ -116,11 +116,18 @@ def _version_columns(series: BaselineSeries, chart_width: int) -> list[Column]:
     )
 
 
-def series_remarks(limits: Limits) -> str:
-    """Return notes on how changes are detected."""
+_CLOCKS = {
+    "cpu": "; times are CPU times, without waiting for a processor",
+    "wall": "; times exclude waiting for a processor",
+}
+
+
+def series_remarks(series: Sequence[BaselineSeries], limits: Limits) -> str:
+    """Return notes on how changes are detected, and on the clock of times."""
+    clocks = {one.history.clock or "" for one in series if one.history.unit == "ns"}
     return (
         "changes are detected with the gate's rule against the versions since the last "
-        f"change; limits: {limits_text(limits)}"
+        f"change; limits: {limits_text(limits)}{_CLOCKS.get(''.join(clocks), '')}"
     )
 
 
@@ -134,7 +141,7 @@ def history_fields(series: Sequence[BaselineSeries], limits: Limits) -> dict[str
                 "name": one.name,
                 "metric": one.history.metric,
                 "unit": one.history.unit,
-                "waiting_left_out": one.history.waiting_left_out,
+                "waiting_left_out": one.history.clock is not None,
                 "points": [_row(entry, point) for entry, point in one.rows()],
             }
             for one in series
@@ -169,7 +176,7 @@ def history_page(series: Sequence[BaselineSeries], limits: Limits) -> str:
         {
             **data,
             "title": title,
-            "remarks": series_remarks(limits),
+            "remarks": series_remarks(series, limits),
             "coverage": {"headline": "", "missing": []},
         },
     )

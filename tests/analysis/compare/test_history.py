@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -49,6 +50,19 @@ def test_steps_of_a_metric_are_marked_where_they_happen() -> None:
     assert change.ratio == pytest.approx(0.75, rel=0.03)
     assert change.ratio is not None
     assert change.reason == f"{(change.ratio - 1) * 100:+.1f} %, beyond the limit"
+
+
+def test_values_are_times_of_the_clock_that_the_gate_compares() -> None:
+    run = version(10)
+    total = run.totals[TOTAL]
+    run = replace(run, waited={TOTAL: total / 2}, cpu={TOTAL: total})  # two threads
+    found = history([run, run], TOTAL, Limits())
+    assert found.clock == "cpu"
+    assert found.points[0].value == pytest.approx(np.median(total))
+    without = replace(run, cpu={})
+    found = history([run, without], TOTAL, Limits())
+    assert found.clock == "wall"
+    assert found.points[0].value == pytest.approx(np.median(total) / 2)
 
 
 @pytest.mark.quick(cases=2)

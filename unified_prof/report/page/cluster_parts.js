@@ -14,8 +14,7 @@ function verdictSection(choose) {
   section.classList.add("verdict");
   if (!page.findings.length) {
     section.classList.add("fine");
-    const verdict = page.run.mean_step.compute_ns ? "No findings: no rank, host or link slows the run down." : "No kernels recorded within steps: no analysis possible.";
-    section.append(make("p", { text: verdict }));
+    section.append(make("p", { text: page.no_findings.replace("none", "No findings") }));
     return section;
   }
   section.append(make("ol", {}, ...page.findings.map((one) => make("li", {},

@@ -128,7 +128,7 @@ function legendOf(series) {
   const said = { worse: series.unit === "B" ? "larger" : "slower", better: series.unit === "B" ? "smaller" : "faster", restarted: "not comparable with earlier versions" };
   const colors = { worse: "idle-host", better: "copy", restarted: "operation" };
   const entry = (color, text) => make("li", {}, make("span", { class: "swatch", style: { background: `var(--${color})` } }), text);
-  return make("ul", { class: "legend" }, entry("compute", "median of a version, with its confidence interval"), ...kinds.map((kind) => entry(colors[kind], said[kind])));
+  return make("ul", { class: "legend" }, entry("compute", `median of a version${series.points.some((point) => point.low !== null) ? ", with its confidence interval" : ""}; dashed: mean since the last change`), ...kinds.map((kind) => entry(colors[kind], said[kind])));
 }
 
 function tableOf(series) {
@@ -149,6 +149,6 @@ function tableOf(series) {
 }
 
 startPage(null, () => [
-  make("header", { class: "intro" }, make("h1", { text: page.title }), make("p", { class: "soft", text: page.remarks.replace(/^a/, "A") })),
+  make("header", { class: "intro" }, make("h1", { text: page.title }), make("p", { class: "soft", text: page.remarks.replace("changes", "Changes") })),
   ...page.series.map(historySection),
 ]);

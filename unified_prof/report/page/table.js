@@ -4,6 +4,8 @@ const FIRST_ROWS = 100;
 const PATH_ROOM = 34;
 /** Texts up to this length keep to one line in a table that is wider than the window. */
 const MOST_WHOLE = 44;
+/** More hidden columns are not named. */
+const MOST_NAMED = 6;
 /** Texts longer than this are cut after three lines. */
 const MOST_SHOWN = 160;
 
@@ -61,7 +63,8 @@ function sortableTable(label, offered, rows, state, announce) {
     // Breaking names gains nothing if the table is wider than the window anyway.
     scroll.classList.toggle("wide", isWide());
     all.hidden = !dropped.size && !state.wide;
-    all.textContent = state.wide ? "Fit to the window" : `Show ${[...dropped].map((column) => column.label).join(", ")}`;
+    const hidden = dropped.size > MOST_NAMED ? `${dropped.size} more columns` : [...dropped].map((column) => column.label).join(", ");
+    all.textContent = state.wide ? "Fit to the window" : `Show ${hidden}`;
   }
   function showColumns() {
     for (const row of [head, ...body.rows]) [...row.cells].forEach((cell, number) => { cell.hidden = dropped.has(columns[number]); });
@@ -285,12 +288,16 @@ function pmuSection(report, announce) {
     rows.get(one.op_type)[one.counter] = one.mean;
   }
   const precise = (value) => (value === null || value === undefined ? NOT_MEASURED : value.toLocaleString("en-US", { maximumSignificantDigits: 4 }));
-  const number = (key) => ({ key, importance: 10, label: report.units[key] ? `${key} (${report.units[key]})` : key, kind: "number", show: precise, exact: (value) => (value === undefined ? "not measured" : String(value)) });
+  const [isTotal, isRatio] = ["_total_time", "_ratio"].map((end) => (key) => key.endsWith(end));
+  // Total times stay in a narrow window, then the largest ratios: they say which unit is busy.
+  const importanceOf = (key) => (key === "tasks" || isTotal(key) ? 10 : isRatio(key) ? 5 + Math.max(...[...rows.values()].map((row) => row[key] ?? 0)) : 3);
+  const cost = (row) => row.tasks * counters.filter(isTotal).reduce((sum, key) => sum + (row[key] ?? 0), 0);
+  const number = (key) => ({ key, importance: importanceOf(key), label: report.units[key] && !isRatio(key) ? `${key} (${report.units[key]})` : key, kind: "number", show: key.endsWith("_time") ? words.duration : isRatio(key) ? (value) => words.percent((value ?? null) && value * 100) : precise, exact: (value) => (value === undefined ? "not measured" : String(value)) });
   const columns = [{ key: "name", label: "operator type", kind: "text" }, number("tasks"), ...counters.map(number)];
   const state = { key: null, descending: true, search: "", all: false };
-  const table = sortableTable("Hardware counters, mean per task", columns, [...rows.values()], state, announce);
+  const table = sortableTable("Hardware counters, mean per task", columns, [...rows.values()].sort((a, b) => cost(b) - cost(a)), state, announce);
   table.draw();
   const section = card("counters", "Hardware counters by operator type");
-  section.append(table.element, make("p", { class: "small soft", text: ["Mean per task of each type, as counted by the device", ...left].join("; ") + "." }));
+  section.append(table.element, make("p", { class: "small soft", text: ["Mean per task of each type, as counted by the device, longest total time first", ...left].join("; ") + "." }));
   return section;
 }

@@ -144,8 +144,9 @@ function timelineSection(report, announce) {
     }
     [state.lane, state.index] = [0, -1];
     chosen.replaceChildren();
-    const seen = new Map(lanes.flatMap((lane) => [...new Set(lane.kind)].map((kind) => [lane.kinds[kind], lane.colors[kind]])));
-    legend.replaceChildren(...[...seen].map(([kind, color]) => make("li", {}, make("span", { class: "swatch", style: { background: `var(--${color})` } }), kind)));
+    const seen = new Map(); // The critical path has the colors of what is on it: they are listed once.
+    for (const lane of lanes) for (const kind of new Set(lane.kind)) if (!seen.has(lane.colors[kind])) seen.set(lane.colors[kind], lane.kinds[kind]);
+    legend.replaceChildren(...[...seen].map(([color, kind]) => make("li", {}, make("span", { class: "swatch", style: { background: `var(--${color})` } }), kind)));
   }
 
   const bottom = () => lanes.reduce((sum, lane) => sum + lane.height, crown);
