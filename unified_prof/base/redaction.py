@@ -316,9 +316,9 @@ def _end_of_value(text: str, begin: int, most: int) -> int:
     quote = text[begin - 1]
     if quote in _QUOTES:
         end = begin
-        while (end := text.find(quote, end, begin + most)) > 0 and text[end - 1] == "\\":
+        while (end := text.find(quote, end, begin + most)) != -1 and text[end - 1] == "\\":
             end += 1
-        if end >= 0:
+        if end != -1:
             return end
     bare = _BARE_VALUE.match(text, begin, begin + most)
     return begin if bare is None else bare.end()

@@ -5,10 +5,11 @@ from decimal import ROUND_DOWN, Decimal
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from unified_prof.decoders.kineto.fields import to_int64, us_to_ns
+from unified_prof.decoders.kineto import fields
+from unified_prof.decoders.kineto.fields import to_float64, to_int64, us_to_ns
 
 
 def raw(*texts: str) -> list[msgspec.Raw]:
@@ -28,6 +29,38 @@ def test_times_equal_exact_decimal_arithmetic(values: list[Decimal]) -> None:
     assert valid.all()
     exact = [int((Decimal(t) * 1000).quantize(Decimal(1), ROUND_DOWN)) for t in texts]
     assert times.tolist() == exact
+
+
+JSON_VALUES = st.one_of(
+    st.from_regex(r"[1-9][0-9]{3}\.[0-9]{3}", fullmatch=True),
+    st.from_regex(r"-?(0|[1-9][0-9]{0,18})(\.[0-9]{1,7})?", fullmatch=True),
+    st.sampled_from(["1e3", '"2.5"', '"1-2"', " 3", "null"]),
+)
+
+
+@settings(max_examples=200)
+@given(st.lists(JSON_VALUES, min_size=1, max_size=4))
+@example(["9223372036854775.807", "9223372036854775.808"])
+@example(["9223372036854775", "9223372036854776", "1.5"])
+@example(["-9223372036854775", "-9223372036854776"])
+def test_times_converted_together_equal_those_converted_alone(texts: list[str]) -> None:
+    found, valid = us_to_ns(raw(*texts))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fields, "_convert_plain", lambda *_: None)
+        expected, is_valid = us_to_ns(raw(*texts))
+    assert (found.tolist(), valid.tolist()) == (expected.tolist(), is_valid.tolist())
+
+
+@pytest.mark.parametrize("digits", range(4, 19))
+def test_times_of_equal_length_are_converted_without_parsing_each(digits: int) -> None:
+    numbers = [10 ** (digits - 1), 10**digits - 1, 10**digits // 7]
+    text = ",".join(f"{number // 1000}.{number % 1000:03}" for number in numbers).encode()
+    found = fields._convert_same_length(np.frombuffer(text, np.uint8), 3)
+    assert found is not None
+    assert found.tolist() == numbers
+    plain = fields._convert_plain(text + b",-5", 4)
+    assert plain is not None
+    assert plain.tolist() == [*numbers, -5000]
 
 
 @pytest.mark.parametrize(
@@ -57,13 +90,19 @@ def test_invalid_time_does_not_affect_others() -> None:
 
 
 def test_ids_are_read_from_text_hexadecimal_and_unsigned() -> None:
-    column, bad = to_int64([7, "8", "0x10", 2**64 - 1, None, 9.0])
-    assert column.tolist() == [7, 8, 16, -1, -1, 9]
+    values = [7, "8", "0x10", "-0X3", 2**64 - 1, 2**63, 2**63 - 1, -(2**63), None, 9.0]
+    column, bad = to_int64(values)
+    least = -(2**63)
+    assert column.tolist() == [7, 8, 16, -3, -1, least, 2**63 - 1, least, fields.MISSING, 9]
     assert bad == 0
 
 
 def test_unreadable_ids_are_counted() -> None:
-    column, bad = to_int64(["x", 1.5, True, [1], 2**70, 3], missing=-7)
-    assert column.tolist() == [-7, -7, -7, -7, -7, 3]
+    unreadable = ["x", 1.5, True, [1], 2**70, 2**64, -(2**63) - 1]
+    column, bad = to_int64([*unreadable, 3, None], missing=-7)
+    assert column.tolist() == [-7] * 7 + [3, -7]
     assert column.dtype == np.int64
-    assert bad == 5
+    assert bad == 7
+    assert repr(to_float64(["x", 1, "2.5", None, 10**400, [2]]).tolist()) == (
+        "[nan, 1.0, 2.5, nan, nan, nan]"
+    )
