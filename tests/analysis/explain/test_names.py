@@ -148,6 +148,32 @@ def test_letters_within_words_do_not_match(words: names.Words, look_alikes: str)
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
+        ("cutlass_80_tensorop_s1688gemm_128x128", "TF32 NAMES_PRECISION"),
+        ("sm80_xmma_gemm_f32f32_tf32f32_f32_tn_n", "TF32 NAMES_PRECISION"),
+        ("ampere_sgemm_128x64_nn", "NOT_TF32 FULL_PRECISION NAMES_PRECISION"),
+        ("volta_scudnn_128x64_relu", "NOT_TF32 FULL_PRECISION NAMES_PRECISION"),
+        ("xmma_gemm_f32f32_f32f32_f32", "NOT_TF32 FULL_PRECISION NAMES_PRECISION"),
+        ("volta_h884gemm", "NAMES_PRECISION"),
+        ("vectorized<c10::BFloat16>", "bf16"),
+        ("copy<__nv_bfloat16>", "bf16"),
+        ("__half", "fp16"),
+        *((f"copy<OpaqueType<{size}>>", dtype) for size, dtype in (
+            (1, "uint8"), (2, "bf16"), (4, "fp32"), (8, "int64"), (16, ""), (44, "")
+        )),
+        ("add<float4>", "fp32"),
+        ("add<double2>", "fp64"),
+    ],
+)  # fmt: skip
+def test_names_state_precision_and_dtype(name: str, expected: str) -> None:
+    precisions = ("TF32", "NOT_TF32", "FULL_PRECISION", "NAMES_PRECISION")
+    found = [precision for precision in precisions if getattr(names, precision)(name)]
+    found += [dtype for matches, dtype in names.DTYPES if matches(name)][:1]
+    assert found == expected.split()
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
         ("triton_poi_fused__unsafe_view_clone_transpose_view_34", True),
         ("triton_red_fused_add_mean_mul_native_layer_norm_transpose_view_7", False),
         ("batched_transpose_16x32_half", True),

@@ -8,6 +8,7 @@ import pytest
 
 from tests.decoders.kineto.builders import RowSink, call, decode_events, kernel, operation
 from unified_prof.base.columns import NO_RANK
+from unified_prof.decoders.kineto.collector import strided_ranks
 
 NCCL = "ncclDevKernel_SendRecv(ncclDevComm*)"
 PIPELINE = {"pg_name": "7", "pg_desc": "pp", "pg_size": 3, "ranks": [2, 5, 8]}
@@ -96,6 +97,25 @@ def test_truncated_rank_lists_are_restored_from_pg_config_or_stride(
         (json.dumps(MANY), 64)
     ]
     assert source_and_target(sink) == (2, 5)
+
+
+@pytest.mark.parametrize(
+    ("start", "stride", "size", "expected"),
+    [
+        (0, 2, 3, (0, 2, 4)),
+        (3, 0, 1, (3,)),
+        (3, 0, 2, None),
+        (3, -1, 2, None),
+        (-1, 1, 2, None),
+        (0, 1, 0, None),
+        (0, 1, 1 << 20, tuple(range(1 << 20))),
+        (0, 1, (1 << 20) + 1, None),
+    ],
+)
+def test_ranks_of_evenly_spaced_groups(
+    start: int, stride: int, size: int, expected: tuple[int, ...] | None
+) -> None:
+    assert strided_ranks(start, stride, size) == expected
 
 
 def test_truncated_rank_list_is_kept_if_pg_config_contradicts_it(tmp_path: Path) -> None:
