@@ -169,6 +169,24 @@ def test_exit_code_is_read_from_msprofs_messages_if_unobserved(
     assert run(tmp_path, INIT + end).exit_code == code
 
 
+@pytest.mark.parametrize(("killed", "code"), [(False, 3), (True, 137)])
+def test_exit_code_is_that_of_a_process_not_yet_waited_for(
+    killed: bool, code: int, tmp_path: Path
+) -> None:
+    if not (workload := os.fork()):
+        if killed:
+            os.kill(os.getpid(), signal.SIGKILL)
+        os._exit(3)
+    (tmp_path / msprof_outcome.STARTED_FILE).write_text(str(workload))
+    watch = WorkloadWatch(tmp_path)
+    watch.look(os.getsid(0) + 1)
+    assert (watch.runs(), watch.exit_code) == (False, None)
+    watch.look(os.getsid(0))
+    assert watch.exit_code == code
+    assert not watch.runs()
+    os.waitpid(workload, 0)
+
+
 def test_killed_msprof_is_reported_although_it_left_a_recording(tmp_path: Path) -> None:
     directory = msprof_outcome.ProfDirectory(tmp_path / "PROF_1", None, has_device_data=True)
     ended = ProcessResult(-signal.SIGKILL, (), None)

@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.analysis.builders import Device, training_step
 from unified_prof.explain.api import open_analyses
@@ -243,3 +245,54 @@ def test_threads_with_launches_come_first_and_omitted_threads_are_counted(tmp_pa
     assert len(found.threads) == 64
     assert found.threads_left_out == 79 - 64
     assert found.drawn == 1 + 3 * 63
+
+
+RANGES = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 9)), min_size=1, max_size=20)
+
+
+@given(RANGES, RANGES, st.integers(0, 25), st.integers(0, 40), st.none() | st.integers(1, 3))
+@settings(max_examples=200)
+def test_part_and_longest_ranges_equal_those_of_sorted_lists(
+    first: list[tuple[int, int]],
+    second: list[tuple[int, int]],
+    count: int,
+    begin: int,
+    unusable: int | None,
+) -> None:
+    def table(ranges: list[tuple[int, int]]) -> host_lanes._Table:
+        start, length = np.array(ranges, np.int64).T
+        usable = np.arange(len(start)) != unusable
+        no_thread = np.zeros(len(start), np.int64)
+        return host_lanes._Table(
+            no_thread, start, start + length, usable.__getitem__, lambda _: ([], no_thread), abs
+        )
+
+    each = [
+        [(start, start + length, row) for row, (start, length) in enumerate(ranges)]
+        for ranges in (first, second)
+    ]
+    every = [one for ranges in each for one in ranges if one[2] != unusable]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(host_lanes, "_WINDOW", 3)
+        rows = host_lanes._Rows([table(first), table(second)], None)
+        assert (rows.count, rows.outside) == (len(every), 0)
+        assert rows.part(begin, count) == (begin, end_of_part(every, begin, count))
+        whole = begin, begin + 10
+        lengths = sorted(end - start for start, end, _ in every if not begin <= start < whole[1])
+        longer_than = lengths[-count - 1] if len(lengths) > count else 0
+        assert rows.longer_than(whole, count) == longer_than
+        assert [kept.tolist() for kept in rows.kept(whole, longer_than)] == [
+            [
+                row
+                for start, end, row in ranges
+                if row != unusable and (begin <= start < whole[1] or end - start > longer_than)
+            ]
+            for ranges in each
+        ]
+        if every:
+            assert rows.span() == (min(every)[0], max(end for _, end, _ in every))
+
+
+def end_of_part(every: list[tuple[int, int, int]], begin: int, count: int) -> int:
+    starts = sorted(start for start, _, _ in every if start >= begin)
+    return starts[count] if len(starts) > count else max([begin, *starts]) + 1
