@@ -8,6 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from unified_prof.base.columns import MISSING
 from unified_prof.decoders.kineto import fields
 from unified_prof.decoders.kineto.fields import to_float64, to_int64, us_to_ns
 
@@ -93,7 +94,7 @@ def test_ids_are_read_from_text_hexadecimal_and_unsigned() -> None:
     values = [7, "8", "0x10", "-0X3", 2**64 - 1, 2**63, 2**63 - 1, -(2**63), None, 9.0]
     column, bad = to_int64(values)
     least = -(2**63)
-    assert column.tolist() == [7, 8, 16, -3, -1, least, 2**63 - 1, least, fields.MISSING, 9]
+    assert column.tolist() == [7, 8, 16, -3, -1, least, 2**63 - 1, least, MISSING, 9]
     assert bad == 0
 
 
