@@ -17,7 +17,7 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import NOWHERE, Ints, Lookup
+from unified_prof.arrays.grouping import NOWHERE, Ints, Lookup, distinct
 
 
 def narrow(values: NDArray[np.integer]) -> NDArray[np.integer]:
@@ -461,13 +461,6 @@ def recoded(column: Packed, values: Sequence[int] | Ints) -> Packed:
 
 
 def codes(values: Ints) -> tuple[list[int], NDArray[np.int32]]:
-    """Return the distinct values and the index of each value; does not sort if they are small."""
-    if not len(values):
-        return [], np.empty(0, np.int32)
-    if values.min() >= 0 and values.max() < 1 << 20:
-        used = np.flatnonzero(np.bincount(values))
-        table = np.empty(int(used[-1]) + 1, np.int32)
-        table[used] = np.arange(len(used), dtype=np.int32)
-        return used.tolist(), table[values]
-    distinct, codes = np.unique(values, return_inverse=True)
-    return distinct.tolist(), codes.astype(np.int32)
+    """Return the distinct values and the index of each value; does not sort if they are close."""
+    known, number = distinct(values)
+    return known.tolist(), number.astype(np.int32)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import MISSING, Ints, find
+from unified_prof.arrays.grouping import MISSING, Ints, distinct, find
 from unified_prof.recording import collectives
 from unified_prof.recording.framework import Framework
 from unified_prof.recording.source import Source, Strings
@@ -110,29 +110,10 @@ def numbered(*columns: NDArray[np.integer]) -> Ints:
     """Return one number per row; rows with equal values in all columns have equal numbers."""
     number = np.zeros(len(columns[0]), np.int64)
     for column in columns:
-        if len(column) and (column == column[0]).all():
-            continue
-        own, many = _dense(column)
+        values, own = distinct(column.astype(np.int64, copy=False))
         # Both are below the number of rows, whose square is below 2**63.
-        number, _ = _dense(number * many + own)
+        number = distinct(number * len(values) + own)[1]
     return number
-
-
-def _dense(values: NDArray[np.integer]) -> tuple[Ints, int]:
-    """Return each value's rank among the distinct values, and the number of distinct values."""
-    if not len(values):
-        return np.zeros(0, np.int64), 0
-    known = values[values != MISSING]
-    least, most = int(known.min(initial=0)), int(known.max(initial=0))
-    if most - least < max(1 << 16, 4 * len(values)):
-        # Small numbers, such as string ids, need no sorting; 0 means unknown.
-        least, shifted = least - 1, np.where(values != MISSING, values - (least - 1), 0)
-        used = np.zeros(most - least + 1, bool)
-        used[shifted] = True
-        ranks = np.cumsum(used, dtype=np.int64) - 1
-        return ranks[shifted], int(ranks[-1]) + 1
-    distinct, number = np.unique(values, return_inverse=True)
-    return number.astype(np.int64), len(distinct)
 
 
 TENSORS = {
