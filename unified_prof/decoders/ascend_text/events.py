@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -47,11 +47,13 @@ class BadEventError(ValueError):
     """A value of an event or a table is missing or has another type."""
 
 
+# Receives (name, count, first case) of each kind of damage.
+Count = Callable[[str, int, str], None]
 _EVENTS = msgspec.json.Decoder(list[Event])
 _ANYTHING = msgspec.json.Decoder(list[Any])
 
 
-def read_events(path: Path, sink: Sink) -> Iterator[list[Event]]:
+def read_events(path: Path, count: Count) -> Iterator[list[Event]]:
     """Yield the events in file order, in batches of a few megabytes.
 
     Raises:
@@ -72,9 +74,9 @@ def read_events(path: Path, sink: Sink) -> Iterator[list[Event]]:
             data += more
             continue
         events, used = found
-        yield _typed(events, path, sink)
+        yield _typed(events, path, count)
         data = data[used:] + more
-    yield from _last(data, path, sink)
+    yield from _last(data, path, count)
 
 
 def time_ns(value: str | float) -> int:
@@ -114,27 +116,27 @@ def _before_last(data: bytes) -> tuple[bytes, int] | None:
     return None
 
 
-def _last(data: bytes, path: Path, sink: Sink) -> Iterator[list[Event]]:
+def _last(data: bytes, path: Path, count: Count) -> Iterator[list[Event]]:
     text = data.rstrip()
     has_end = text.endswith(b"]")
     text = text.removesuffix(b"]").rstrip().removesuffix(b",")
     if not text:
         if not has_end:
-            sink.anomaly("cut_off", 1, f"{path}: the list has no end")
+            count("cut_off", 1, f"{path}: the list has no end")
         return
     try:
         _ANYTHING.decode(b"[" + text + b"]")
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        sink.anomaly("cut_off", 1, f"{path}: the last event is incomplete")
+        count("cut_off", 1, f"{path}: the last event is incomplete")
         if (found := _before_last(text)) is not None:
-            yield _typed(found[0], path, sink)
+            yield _typed(found[0], path, count)
         return
     if not has_end:
-        sink.anomaly("cut_off", 1, f"{path}: the list has no end")
-    yield _typed(b"[" + text + b"]", path, sink)
+        count("cut_off", 1, f"{path}: the list has no end")
+    yield _typed(b"[" + text + b"]", path, count)
 
 
-def _typed(text: bytes, path: Path, sink: Sink) -> list[Event]:
+def _typed(text: bytes, path: Path, count: Count) -> list[Event]:
     try:
         return _EVENTS.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -144,7 +146,7 @@ def _typed(text: bytes, path: Path, sink: Sink) -> list[Event]:
         try:
             events.append(msgspec.convert(value, Event))
         except msgspec.ValidationError as err:
-            sink.anomaly("damaged_event", 1, f"{path}: {err}")
+            count("damaged_event", 1, f"{path}: {err}")
     return events
 
 

@@ -290,7 +290,7 @@ def read_layers(path: Path, sink: Sink) -> Layers:
     layers = Layers()
     names: dict[int | str, str] = {}
     labels: dict[int | str, str] = {}
-    for events in read_events(path, sink):
+    for events in read_events(path, sink.anomaly):
         for event in events:
             if event.ph != "M" or not event.args:
                 continue

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 from unified_prof.base.columns import NO_TEXT, Coverage, Sink, Stage
 from unified_prof.decoders.ascend_pt.folder import AscendFolder
@@ -367,7 +367,7 @@ class _Trace:
     def read(self, path: Path, sink: Sink) -> None:
         unknown: Counter[str] = Counter()
         # The first pass has counted the damage of the file already.
-        for events in read_events(path, _NullSink(sink)):
+        for events in read_events(path, lambda *_: None):
             for event in events:
                 if event.ph == "M" or event.ph in _FLOWS:
                     continue
@@ -423,25 +423,6 @@ class _Trace:
         layer = self._layers.by_pid.get(event.pid)
         shown = f"process {event.pid}" if layer is None else layer.name
         return f"{shown}: {event.name!r}, phase {event.ph!r}, category {event.cat!r}"
-
-
-class _NullSink(Sink):
-    """Discards rows and anomalies, for a second pass over the same file."""
-
-    def __init__(self, sink: Sink) -> None:
-        self._sink = sink
-
-    @property
-    def strings(self) -> Any:
-        """String pool of the target sink."""
-        return self._sink.strings
-
-    def write(self, table: str, columns: Any) -> int:
-        """Discard the rows."""
-        return 0
-
-    def anomaly(self, name: str, count: int = 1, detail: str = "") -> None:
-        """Ignore the anomaly."""
 
 
 def _part(sink: Sink, path: Path | None, write: Callable[[Path, Sink], None]) -> None:
