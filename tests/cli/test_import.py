@@ -46,7 +46,7 @@ def test_report_is_named_after_the_trace_and_written_to_the_working_directory(
     printed = capsys.readouterr()
     assert printed.out == ""
     assert "rank0.db" in printed.err
-    assert "1 device tasks, 1 matched to their launch" in printed.err
+    assert "1 device task, 1 matched to their launch" in printed.err
 
 
 def test_provenance_names_the_device_as_a_gpu(trace: Path, tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from unified_prof.pipeline import analysis_db, outputs, rank_runs
 from unified_prof.pipeline.convert import convert
 from unified_prof.pipeline.outputs import RankSelection
 from unified_prof.pipeline.sources import find_source
+from unified_prof.recording import run_directory
 from unified_prof.recording.breakdowns import Frame, Stacks, below, merge
 from unified_prof.recording.model import MEASURES, Place
 from unified_prof.report import names
@@ -122,9 +123,10 @@ def export_report(
         if layout.makes != "tables":
             done = export(ready, output, force=force, raw=selected.raw, progress=progress)
         elif ready.is_dir():
+            reports = ", ".join(str(one) for one in run_directory.databases(ready).files[:3])
             raise UsageError(
                 f"{ready} is a directory, expected one report",
-                hint="choose one of its reports",
+                hint=f"choose one of its reports: {reports}",
                 slug="several-reports",
             )
         else:
@@ -292,7 +294,11 @@ def _database_in(path: Path) -> Path:
     else:
         what = "neither a recording nor a database msprof_*.db"
         inside = recordings or analysis_db.databases_in(path)
-        hint = f"use {inside[0]}" if inside else "use a PROF_* directory or a database"
+        hint = (
+            f"use {inside[0]}"
+            if inside
+            else "use a PROF_* directory or a database, or choose a --layout such as speedscope"
+        )
     raise StoreError(f"{path} has {what}, expected one to export", hint=hint, slug="no-report")
 
 

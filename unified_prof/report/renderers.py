@@ -231,8 +231,8 @@ def _block_html(block: Block) -> str:
     text = _line(block.text.strip())
     if block.kind in ("fact", "finding"):
         label = _line(block.label)
-        span = f'<span style="display:inline-block;min-width:8em;opacity:.7">{label}</span>'
-        return f"<div>{span}{text}</div>"
+        style = "display:inline-block;min-width:8em;padding-right:1em;opacity:.7"
+        return f'<div><span style="{style}">{label}</span>{text}</div>'
     return f'<div style="{_TEXT_STYLES[block.kind]}">{text}</div>'
 
 
@@ -271,7 +271,7 @@ def _cell_html(column: Column, text: str) -> str:
     title = f' title="{_line(text)}"' if column.is_cut and len(text) > widest else ""
     style = "text-align:left" if column.is_name else "text-align:right;white-space:nowrap"
     if column.is_cut:
-        style += ";font-family:ui-monospace,monospace;font-size:12px"
+        style += ";font-family:ui-monospace,monospace;font-size:12px;white-space:pre-wrap"
     if column.heading == "share" and (found := _PERCENT.match(text)) is not None:
         share = min(100.0, float(found[1]))
         style += (

@@ -115,7 +115,8 @@ def _decode_result(recording: GpuRecording) -> DecodeResult:
     }
     if "rank" in recording.facts:  # not every kind of recording has ranks
         figures["rank"] = recording.rank
-    tasks = f"{recording.tasks:,} device tasks, {recording.tasks_joined:,} matched to their launch"
+    tasks = "1 device task" if recording.tasks == 1 else f"{recording.tasks:,} device tasks"
+    tasks += f", {recording.tasks_joined:,} matched to their launch"
     return DecodeResult(
         facts=recording.facts,
         figures=figures,
