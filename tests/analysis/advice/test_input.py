@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -11,8 +12,11 @@ from tests.analysis.advice.faulty_runs import MS, US, FaultyRun, advice, finding
 FETCH = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 
 
-def write_fetches(path: Path, *, ahead: bool) -> Path:
-    """Write five 10 ms steps: 3 ms of fetching, then a kernel, or both at once if `ahead`."""
+def write_fetches(path: Path, *, ahead: bool, frames: Sequence[tuple[str, int, int]] = ()) -> Path:
+    """Write five 10 ms steps: 3 ms of fetching, then a kernel, or both at once if `ahead`.
+
+    `frames` are Python functions, with their times relative to each step.
+    """
     with FaultyRun(path) as run:
         for step in range(5):
             begin = step * 10 * MS
@@ -20,6 +24,9 @@ def write_fetches(path: Path, *, ahead: bool) -> Path:
             run.call(begin, begin + 3 * MS, FETCH)
             start = begin if ahead else begin + 3 * MS
             run.kernel(start + 2 * US, begin + 10 * MS, launched=begin + (0 if ahead else 3 * MS))
+            for name, first, last in frames:
+                row = {"startNs": begin + first, "endNs": begin + last, "name": run.text(name)}
+                run.row("UPROF_PYTHON_FRAMES", globalTid=1, **row)
     return path
 
 
@@ -29,6 +36,18 @@ def test_idle_time_during_a_fetch_is_the_cost_of_the_input_wait(tmp_path: Path) 
     assert finding.figures["wait_ns"] == 4 * 3 * MS  # the first step warms up
     assert finding.evidence[0]["name"] == FETCH
     assert finding.steps == (1, 2, 3, 4)
+
+
+def test_input_wait_names_the_function_of_the_user_that_takes_most_of_it(tmp_path: Path) -> None:
+    """Loading in the process runs the user's code; a function that takes less is not named."""
+    frames = (
+        ("torch/utils/data/_utils/fetch.py(53): fetch", 1, 3 * MS),
+        ("data.py(40): __getitem__", 2, MS),
+        ("data.py(88): collate", MS, 3 * MS - US),
+        ("<built-in method tensor of type object>", MS, 3 * MS - US),
+    )
+    path = write_fetches(tmp_path / "run.db", ahead=False, frames=frames)
+    assert ", mostly in collate at data.py:88" in findings_by_kind(path)["input_wait"].text
 
 
 def test_fetch_overlapped_with_device_work_is_no_finding(tmp_path: Path) -> None:

@@ -191,8 +191,17 @@ def test_slow_step_that_collects_garbage_is_explained(tmp_path: Path) -> None:
     assert "gc.freeze()" in finding.advice
 
 
-def test_slow_step_names_the_code_that_only_it_runs(tmp_path: Path) -> None:
-    """The function around it grows as much; one that all steps run does not."""
+@pytest.mark.parametrize(
+    ("around", "named"),
+    [
+        (None, "save at torch/serialization.py:850"),
+        ("train.py(30): save_checkpoint", "save_checkpoint at train.py:30"),
+    ],
+)
+def test_slow_step_names_the_code_that_only_it_runs(
+    tmp_path: Path, around: str | None, named: str
+) -> None:
+    """Functions that all steps run grow as much; one of the user's files is preferred."""
     with FaultyRun(tmp_path / "run.db") as run:
         begin = 0
         for step, length in enumerate([10, 10, 10, 40, 10, 10]):
@@ -200,14 +209,17 @@ def test_slow_step_names_the_code_that_only_it_runs(tmp_path: Path) -> None:
             run.call(begin, end, f"ProfilerStep#{step}")
             run.kernel(begin + 10 * US, begin + 9 * MS, launched=begin)
             frames = [("train.py(9): step", begin, end), ("model.py(5): forward", begin, 9 * MS)]
+            frames.append(("<built-in method item of Tensor object>", begin + 8 * MS, end - US))
             if length > 10:
                 frames.append(("torch/serialization.py(850): save", begin + 10 * MS, end))
+                if around is not None:
+                    frames.append((around, begin + 9 * MS, end))
             for name, start, until in frames:
                 row = {"globalTid": 1, "name": run.text(name)}
                 run.row("UPROF_PYTHON_FRAMES", startNs=start, endNs=max(start, until), **row)
             begin = end
     finding = findings_by_kind(tmp_path / "run.db")["slow_steps"]
-    assert "most of it in save at torch/serialization.py:850" in finding.text
+    assert f"most of it in {named}" in finding.text
     assert "on average over all steps" in finding.text
     assert "these steps only" in finding.advice
 

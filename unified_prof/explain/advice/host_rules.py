@@ -45,6 +45,7 @@ from unified_prof.recording.idle import (
     UNRECORDED,
 )
 from unified_prof.recording.model import Evidence
+from unified_prof.recording.python_frames import user_frame
 
 IDLE_SHARE = 0.10  # Minimum idle share (also MindStudio advisor's threshold).
 # A launch takes 5 to 10 µs on the host: shorter kernels cannot keep the host ahead.
@@ -327,7 +328,7 @@ def input_wait(context: DeviceContext) -> Iterator[Cause]:
     yield context.finding(
         cost,
         f"input wait: {subject} waits for data {percent(share)} of the time, at most "
-        f"{duration(longest)} at once",
+        f"{duration(longest)} at once{_loading_code(context)}",
         advice=f"{workers} (DataLoader num_workers, prefetch_factor, persistent_workers), or make "
         "batches cheaper to load",
         sure="certain",
@@ -341,6 +342,23 @@ def input_wait(context: DeviceContext) -> Iterator[Cause]:
         },
         evidence=ranges,
     )
+
+
+def _loading_code(context: DeviceContext) -> str:
+    """Return a clause with the innermost of the user's functions that takes most of the loading."""
+    framework, code = context.recording.framework, context.host_code
+    assert framework is not None
+    ranges = context.ranges(names.FETCHES_INPUT)
+    loading = intervals.merge(framework.start_ns[ranges], framework.end_ns[ranges])
+    inside = intervals.holding(loading, code.start_ns) >= 0
+    inside &= np.isin(code.thread, np.unique(framework.thread[ranges]))
+    total = np.bincount(code.number[inside], (code.end_ns - code.start_ns)[inside])
+    most = np.flatnonzero(total >= COVERED_SHARE * max(loading.total_ns, 1))
+    for number in most[np.argsort(total[most], kind="stable")].tolist():
+        frame = FRAME.match(code.texts[number])
+        if frame is not None and user_frame(code.texts[number]):
+            return f", mostly in {frame['name']} at {frame['file']}:{frame['line']}"
+    return ""
 
 
 def _input_ranges(context: DeviceContext) -> list[Evidence]:

@@ -28,6 +28,7 @@ from unified_prof.recording.calls import KERNEL
 from unified_prof.recording.counters import MAX_BYTES, TORCH
 from unified_prof.recording.idle import IN_WORDS, REASONS
 from unified_prof.recording.model import Evidence
+from unified_prof.recording.python_frames import user_frame
 from unified_prof.recording.steps import step_of
 
 PRESSURE = 0.92  # Minimum share of the device's memory (TraceML's threshold).
@@ -332,10 +333,11 @@ def _are_periodic(chosen: Flags) -> bool:
 
 
 def _grown_code(context: DeviceContext, slow: int, excess_ns: float) -> tuple[str | None, bool]:
-    """Return the innermost Python function or annotation that makes a slow step longer, or None.
+    """Return the Python function or annotation that makes a slow step longer, or None.
 
-    The flag is true if the slow step does more than others: it runs more operations, or only it
-    calls this function, which runs none.
+    It is the outermost that most steps do not run, of the user's files if possible, else the
+    innermost: `validate`, not the read of a value in it. The flag is true if the slow step does
+    more than others: it runs more operations, or only it calls this function, which runs none.
     """
     if context.quick:
         return None, False
@@ -349,7 +351,8 @@ def _grown_code(context: DeviceContext, slow: int, excess_ns: float) -> tuple[st
     shape = len(context.recording.steps), len(long)
     cell = step[rows] * len(long) + np.searchsorted(long, code.number[rows])
     total = np.bincount(cell, length[rows], minlength=shape[0] * shape[1]).reshape(shape)
-    growth = total[slow + 1] - np.median(total, axis=0)
+    usual_ns = np.median(total, axis=0)
+    growth = total[slow + 1] - usual_ns
     # Functions around the cause grow as much as it, or more.
     found = long[growth >= least_ns]
     if not len(found):
@@ -357,8 +360,12 @@ def _grown_code(context: DeviceContext, slow: int, excess_ns: float) -> tuple[st
     of_step = of_step[np.isin(code.number[of_step], found)]
     innermost = of_step[np.argmax(code.start_ns[of_step])]
     text = code.texts[int(code.number[innermost])]
-    frame = FRAME.match(text)
-    named = f"{frame['name']} at {frame['file']}:{frame['line']}" if frame else text
+    around = of_step[np.argsort(code.start_ns[of_step], kind="stable")]
+    unusual = np.isin(code.number[around], long[usual_ns == 0])
+    outermost = [code.texts[number] for number in code.number[around[unusual]].tolist()]
+    shown = next(filter(user_frame, outermost), outermost[0] if outermost else text)
+    frame = FRAME.match(shown)
+    named = f"{frame['name']} at {frame['file']}:{frame['line']}" if frame else shown
     only_there = bool((step[rows[code.number[rows] == code.number[innermost]]] == slow + 1).all())
     framework = context.recording.framework
     if framework is None:
