@@ -87,6 +87,7 @@ class Op(NamedTuple):
     dtype: str
     flops: float = 0.0
     rate: float = 1.0  # Share of the usual rate.
+    constant: bool = False  # Its inputs need no gradients.
 
     @property
     def name(self) -> str:
@@ -116,7 +117,7 @@ class Op(NamedTuple):
     def gradients(self) -> list[Op]:
         """Return the operations of the backward pass."""
         name = self.name
-        if name in TABLES["no gradients"]:
+        if name in TABLES["no gradients"] or self.constant:
             return []
         if "mm" in name:  # A product of 2 or 3 dimensions.
             (*batch, m, k), (*_, n) = self.dims
@@ -208,7 +209,9 @@ def chain(model: Model, name: str, t: int) -> list[Op]:
         "square": 1 << 27,
     }
     return [
-        pointwise(path, float(units[unit]), dtype, tensors, kernel)
+        pointwise(path, float(units[unit]), dtype, tensors, kernel)._replace(
+            constant=name.endswith("mask")
+        )
         for path, unit, dtype, tensors, kernel in CHAINS.get(name, [])
     ]
 

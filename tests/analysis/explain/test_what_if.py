@@ -104,6 +104,23 @@ def test_synchronization_waits_for_tasks_launched_before_the_recording_began(
     assert found.gain_ns == pytest.approx(5 * 495 * US, rel=0.02)
 
 
+@pytest.mark.parametrize("early_ns", [0, 1, 900])
+def test_blocking_copy_waits_if_the_next_call_begins_early_by_rounding(
+    tmp_path: Path, early_ns: int
+) -> None:
+    with FaultyRun(tmp_path / "run.db") as run:
+        for at in range(0, 5000 * US, 1000 * US):
+            run.kernel(at + 10 * US, at + 900 * US, launched=at)
+            copied = run.api(at + 20 * US, at + 950 * US, "cudaMemcpyAsync")
+            run.task(at + 902 * US, at + 947 * US, connection=copied, copy=1 << 20, stream=7)
+            run.api(at + 950 * US - early_ns, at + 952 * US, "cudaStreamSynchronize")
+    with open_report(tmp_path / "run.db") as report:
+        recording = Recording(report)
+        found = gain(recording, [(select(recording, "add_kernel"), 2.0)])
+    assert found is not None
+    assert found.gain_ns == pytest.approx(5 * 445 * US, rel=0.02)
+
+
 def test_faster_collective_gains_only_its_exposed_time() -> None:
     program: list[Action] = [
         Launch("mm_1", 50 * US),

@@ -173,7 +173,10 @@ def load_moments(
     # A synchronizing call takes little time itself; a thread that takes over was idle before.
     begin_at = np.concatenate((place[begins], place[launches[copies]]))
     end_at = np.concatenate((place[ends], place[copied]))
-    inside = end_at == begin_at + 1  # otherwise launches are within the call
+    # By rounding, the next call may begin before it ends; otherwise launches are within the call.
+    following = np.minimum(begin_at + 1, end_at)
+    inside = (following > begin_at) & (time[following] >= time[end_at] - graph.ROUNDING_NS)
+    end_at = np.where(inside, following, end_at)
     at = begin_at[inside]
     lag[at] = np.minimum(lag[at], _RETURNS_NS)
     kind[at] = graph.SYNCHRONIZING
