@@ -8,6 +8,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.analysis.advice.faulty_runs import US, FaultyRun, findings_by_kind, saving_ns
+from unified_prof.base.columns import API_PYTHON
 from unified_prof.recording.model import Finding
 
 ENGINE = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
@@ -23,9 +24,14 @@ class Op(NamedTuple):
     us: int = 2
 
 
-def findings_of(path: Path, operations: list[Op]) -> dict[str, Finding]:
+def findings_of(
+    path: Path, operations: list[Op], *, frame: str = "", gpu: bool = False
+) -> dict[str, Finding]:
     """Write five steps: a matmul of 50 µs, then operations of 10 µs each on the host."""
     with FaultyRun(path) as run:
+        if gpu:
+            columns = dict.fromkeys(("name", "operation", "gridDim", "blockDim"), run.text("gemm"))
+            run.row("UPROF_GPU_TASKS", globalTaskId=0, **columns)
         host = device = 0
         for step in range(5):
             begin = host
@@ -39,6 +45,8 @@ def findings_of(path: Path, operations: list[Op]) -> dict[str, Finding]:
                 start = max(device, host + 4 * US)
                 device, host = start + op.us * US, host + 10 * US
                 run.task(start, device, connection=call, kernel=(op.kernel, op.name))
+            if frame:
+                run.call(begin + 10 * US, host, frame, kind=API_PYTHON)
             run.step(step, begin, host)
     return findings_by_kind(path)
 
@@ -69,6 +77,20 @@ def test_loop_over_parameters_costs_the_time_between_its_kernels(
     assert saving_ns(finding) == pytest.approx((40 * len(names) * 10 - 40) * US, rel=0.02)
     assert f"{40 * len(names)} kernels per step, a few for each tensor" in finding.text
     assert "_foreach_lerp_" in finding.advice
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+@pytest.mark.parametrize("frame", ["", "torch/nn/utils/clip_grad.py(198): clip_grad_norm_"])
+def test_loop_that_clips_gradients_names_the_function(
+    tmp_path: Path, gpu: bool, frame: str
+) -> None:
+    """Without Python functions, norms and then in-place products are clipping."""
+    clips = [*loop("aten::linalg_vector_norm"), *loop("aten::mul_" if not frame else "aten::div_")]
+    finding = findings_of(tmp_path / "run.db", clips, frame=frame, gpu=gpu)["parameter_loop"]
+    assert saving_ns(finding) == pytest.approx((80 * 10 - 40) * US, rel=0.02)
+    assert finding.text.startswith("loop over tensors that clips gradients: ")
+    assert finding.advice.startswith("pass foreach=True to clip_grad_norm_")
+    assert ("clip_grad_norm_fused_" in finding.advice) == (not gpu)
 
 
 @pytest.mark.parametrize(

@@ -222,6 +222,7 @@ class _Loops:
 
     rows: Flags  # Mask of the tasks.
     host: IntervalSet  # When the host launches them.
+    names: set[str]  # Names of the operations.
 
 
 def _loops(context: DeviceContext) -> _Loops:
@@ -253,7 +254,8 @@ def _loops(context: DeviceContext) -> _Loops:
             chosen[part] = True
             begins.append(framework.start_ns[calls[low : low + 1]])
             ends.append(framework.end_ns[calls[high - 1 : high]])
-    return _Loops(chosen[number], intervals.merge(np.concatenate(begins), np.concatenate(ends)))
+    host = intervals.merge(np.concatenate(begins), np.concatenate(ends))
+    return _Loops(chosen[number], host, {texts[one] for one in np.unique(name[chosen]).tolist()})
 
 
 def parameter_loop(context: DeviceContext) -> Iterator[Cause]:
@@ -266,13 +268,35 @@ def parameter_loop(context: DeviceContext) -> Iterator[Cause]:
     if cost.share < WARN_SHARE:
         return
     count = plural(len(rows) // context.step_count, "kernel")
+    advice = "update all tensors at once: torch._foreach_mul_, _foreach_lerp_, _foreach_norm; "
+    advice += "clip_grad_norm_(foreach=True), AveragedModel without avg_fn"
+    clips = _clips_gradients(context, loops)
+    if clips:
+        advice = "pass foreach=True to clip_grad_norm_" + context.is_npu * (
+            ", or call clip_grad_norm_fused_ of a fused optimizer (torch_npu.optim)"
+        )
     yield cost.finding(
-        f"loop over tensors: {percent(cost.share)} of the time, {count} per step, a few for each "
+        f"loop over tensors{' that clips gradients' * clips}: {percent(cost.share)} of the time, "
+        f"{count} per step, a few for each "
         f"tensor{context.mostly(rows, context.tasks.length_ns[rows])}",
-        "update all tensors at once: torch._foreach_mul_, _foreach_lerp_, _foreach_norm; "
-        "clip_grad_norm_(foreach=True), AveragedModel without avg_fn",
+        advice,
         Selection(host=loops.host),
     )
+
+
+def _clips_gradients(context: DeviceContext, loops: _Loops) -> bool:
+    """Return True if most of the loops clip gradients: by Python functions, or by operations."""
+    frames, framework = context.recording.python_calls, context.recording.framework
+    assert framework is not None
+    clips = np.array([names.CLIPS_GRADIENTS(one) for one in [*frames.texts, ""]])[frames.name]
+    ranges = framework.matching(names.CLIPS_GRADIENTS)
+    if clips.any() or len(ranges):
+        clipping = intervals.union(
+            intervals.merge(frames.start_ns[clips], frames.end_ns[clips]),
+            intervals.merge(framework.start_ns[ranges], framework.end_ns[ranges]),
+        )
+        return 2 * intervals.intersect(clipping, loops.host).total_ns > loops.host.total_ns
+    return "aten::mul_" in loops.names and any(map(names.NORM, loops.names))
 
 
 def _is_zero_grad(name: str) -> bool:
