@@ -349,6 +349,21 @@ def test_cores_stay_unknown_if_blocks_and_clock_fit_no_chip(
     assert "idle_cores" in {one.kind for one in result.not_judged}
 
 
+def test_clock_that_alternates_within_each_operator_costs_its_mean(tmp_path: Path) -> None:
+    """Each operator begins at full clock; at a constant clock it would take 833 of 1000 us."""
+    with NpuRun(tmp_path / "run.db") as npu:
+        for step in range(12):
+            begin = step * 1000 * US
+            npu.step(step, begin, begin + 1000 * US)
+            npu.operator(begin, begin + 1000 * US)
+            for at in range(0, 1000, 500):
+                npu.clock(begin + at * US, 1800)
+                npu.clock(begin + (at + 250) * US, 1200)
+    finding = findings_by_kind(tmp_path / "run.db")["frequency_drop"]
+    assert "run at a mean of 1,500 MHz" in finding.text
+    assert saving_ns(finding) == pytest.approx(1000 * US * (1 - 1500 / 1800), rel=0.01)
+
+
 def test_slower_kernels_are_a_clock_drop_if_the_clock_drops(tmp_path: Path) -> None:
     with NpuRun(tmp_path / "run.db") as npu:
         npu.clock(0, 1800)

@@ -83,9 +83,8 @@ def frequency_drop(context: DeviceContext) -> Iterator[Cause]:
     chip = _chip(context)
     chip_mhz = None if chip is None else chip.mhz
     highest = max(int(mhz.max()), int(chip_mhz or 0))
-    sample = np.searchsorted(at, context.tasks.start_ns[rows], side="right") - 1
-    clock = np.where(sample >= 0, mhz[sample], highest)
     length = context.tasks.length_ns[rows]
+    clock = _mean_clock(at, mhz, highest, context.tasks.start_ns[rows], length)
     slowed = (clock > IDLE_CLOCK * highest) | _is_slower(context.kernel[rows], length, clock)
     lost = np.where(slowed, 1 - clock / highest, 0.0)
     lost_share = float((lost * length).sum() / length.sum())
@@ -109,9 +108,26 @@ def frequency_drop(context: DeviceContext) -> Iterator[Cause]:
     )
 
 
-def _is_slower(kernel: NDArray[np.integer], length_ns: Ints, clock: Ints) -> Flags:
+def _mean_clock(
+    at: Ints, mhz: Ints, before: int, start_ns: Ints, length_ns: Ints
+) -> NDArray[np.float64]:
+    """Return the mean clock of each task; `before` is the clock until the first sample."""
+    cycles = np.append(0, np.cumsum(mhz[:-1] * np.diff(at)))
+
+    def cycles_until(time_ns: Ints) -> Ints:
+        sample = np.searchsorted(at, time_ns, side="right") - 1
+        rate = np.where(sample >= 0, mhz[sample], before)
+        sample = np.maximum(sample, 0)
+        result: Ints = cycles[sample] + rate * (time_ns - at[sample])
+        return result
+
+    length_ns = np.maximum(length_ns, 1)
+    return (cycles_until(start_ns + length_ns) - cycles_until(start_ns)) / length_ns
+
+
+def _is_slower(kernel: NDArray[np.integer], length_ns: Ints, clock: NDArray[np.float64]) -> Flags:
     """Return a mask of the kernels that take longer than those of the same name at full clock."""
-    result, full = np.zeros(len(kernel), bool), clock == clock.max()
+    result, full = np.zeros(len(kernel), bool), clock > (1 - DROP_SHARE) * clock.max()
     for _, rows in by_key(kernel.astype(np.int64)):
         low = rows[~full[rows]]
         if len(low) and len(low) < len(rows):
