@@ -2,14 +2,18 @@
 
 import json
 import re
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.cluster import summaries
 from tests.cluster.simulated_run import Plan, partials_of, simulate
 from tests.sql import execute
+from unified_prof.cli.app import main
 from unified_prof.cluster import summary_rows
 from unified_prof.cluster.rank_partial import Partial, PartialSource, UnreadableRecording
 from unified_prof.cluster.summary import RunSummary, summarize_run
@@ -192,3 +196,34 @@ def test_operations_beyond_the_limits_are_combined(monkeypatch: pytest.MonkeyPat
     }
     few = {key: cells[key] for key in [*cells][:2]}
     assert summary_rows._longest(few) == few
+
+
+@pytest.mark.parametrize(
+    ("bubble_ms", "length_ms", "says"),
+    [
+        (
+            0,
+            100,
+            "stands out; exposed transfers take 20.0 % of the step on all ranks, most in all_",
+        ),
+        (25, 100, "stands out; waits for other pipeline stages take 25.0 % of the step on all"),
+        (0, 300, "stands out ranks"),
+    ],
+)
+def test_run_without_a_rank_at_fault_names_a_high_cost_of_all_ranks(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    bubble_ms: int,
+    length_ms: int,
+    says: str,
+) -> None:
+    folder = summaries.write_summary(tmp_path / "run.cluster")
+    with closing(sqlite3.connect(folder / "cluster.sqlite")) as db, db:
+        db.execute(f"UPDATE STEP_RANK SET end_ns = start_ns + {length_ms} * 1000000")
+        if bubble_ms:
+            waits = "bubble_ns = :ns, exposed_wait_ns = :ns, wait_ns = :ns"
+            db.execute(f"UPDATE STEP_RANK SET {waits}", {"ns": bubble_ms * 1_000_000})
+    with pytest.raises(SystemExit):
+        main(["cluster", "report", str(folder)])
+    text = " ".join(capsys.readouterr().out.split())
+    assert f"none: no rank, host or link {says}" in text

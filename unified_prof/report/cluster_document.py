@@ -406,8 +406,9 @@ def finding_line(one: FindingRecord, step_ms: float | None = None) -> tuple[str,
     return f"{cost}/step{share}", one.text.removesuffix(f"; costs {cost} per step")
 
 
-# Share of the step in exposed transfers from which a run without findings mentions them.
-_MIN_EXPOSED_SHARE = 0.3
+# Share of the step that all ranks spend in exposed transfers or in waits for other pipeline stages
+# from which a run without findings mentions it.
+_MIN_EXPOSED_SHARE = 0.1
 
 
 def no_findings(overview: Overview) -> str:
@@ -415,21 +416,33 @@ def no_findings(overview: Overview) -> str:
     whole = overview.mean_step
     if not whole.get("compute_ns"):
         return "none: no kernels recorded within steps, no analysis possible"
-    exposed = (whole["exposed_communication_ns"] or 0.0) - (whole["exposed_wait_ns"] or 0.0)
-    share = exposed / whole["span_ns"] if whole["span_ns"] else 0.0
+    span_ns, bubble_ns = whole["span_ns"] or 0.0, whole["bubble_ns"] or 0.0
+    exposed_ns = (whole["exposed_communication_ns"] or 0.0) - (whole["exposed_wait_ns"] or 0.0)
     text = "none: no rank, host or link stands out"
-    if share < _MIN_EXPOSED_SHARE or overview.is_watched:
+    if overview.is_watched or max(bubble_ns, exposed_ns) < _MIN_EXPOSED_SHARE * span_ns:
         return text
-    setup_ns = whole["setup_ns"] or 0.0
-    if 2 * setup_ns > exposed:
+    share = names.format_share(max(bubble_ns, exposed_ns), span_ns)
+    if bubble_ns > exposed_ns:
         return (
-            f"{text}; collective setup takes {names.format_share(setup_ns, whole['span_ns'])} of "
+            f"{text}; waits for other pipeline stages take {share} of the step on all ranks: use "
+            "more micro-batches per step or an interleaved schedule"
+        )
+    setup_ns = whole["setup_ns"] or 0.0
+    if 2 * setup_ns > exposed_ns:
+        return (
+            f"{text}; collective setup takes {names.format_share(setup_ns, span_ns)} of "
             "the step on all ranks: the first collective of a group connects its ranks, so "
             "record later steps"
         )
+    times = {row: row.transfer_ns or 0.0 for row in overview.groups}
+    longest = max(overview.groups, key=times.__getitem__, default=None)
+    most = ""
+    if longest is not None and 2 * times[longest] > sum(times.values()):
+        most = f", most in {longest.kind}, {longest.per_step:,.3g} per step"
+        most += f" of {names.format_size(longest.bytes)}" if longest.bytes else ""
     return (
-        f"{text}; exposed transfers take {names.format_share(share, 1.0)} of the step on all "
-        "ranks: compare with an earlier run (`uprof cluster diff`)"
+        f"{text}; exposed transfers take {share} of the step on all ranks{most}: overlap them with "
+        "compute, or make them fewer or smaller (`uprof advise` on a rank estimates the saving)"
     )
 
 
