@@ -474,14 +474,11 @@ def waiting_text(waiting: Waiting | None) -> str | None:
     shares = f"base {_waiting_share(waiting.base_share)}, new {_waiting_share(waiting.new_share)}"
     if waiting.clock == "cpu":
         return (
-            f"{_TIMES} are CPU times, without waiting for a processor ({shares}); those of single "
-            "operations are wall times"
+            f"{_TIMES} are CPU times, those of single operations wall times, all without waiting "
+            f"for a processor ({shares})"
         )
     if waiting.left_out:
-        return (
-            f"{_TIMES} exclude waiting for a processor ({shares}); times of single "
-            "operations include it"
-        )
+        return f"times exclude waiting for a processor ({shares})"
     return (
         f"{_TIMES} include waiting for a processor ({shares}), which was not recorded for "
         "every iteration of both runs"
