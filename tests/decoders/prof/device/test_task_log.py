@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from unified_prof.arrays.grouping import NOWHERE, find
 from unified_prof.base.columns import NO_CONTEXT
-from unified_prof.decoders.prof.task_join import DeviceTasks
+from unified_prof.decoders.prof.task_join import DeviceTasks, _match_in_order
 from unified_prof.decoders.prof.task_log import (
     Flips,
     IdCounter,
@@ -127,3 +128,18 @@ def test_wide_task_ids_have_32_bits() -> None:
 )
 def test_task_types_are_named_by_platform(code: int, platform: int, name: str | None) -> None:
     assert type_name(code, platform) == name
+
+
+@given(st.lists(st.integers(0, 3), max_size=6), st.lists(st.integers(0, 3), max_size=9))
+def test_tasks_and_launches_with_a_key_are_matched_in_order(
+    launched: list[int], ran: list[int]
+) -> None:
+    launched.sort()
+    ran.sort()
+    expected = []
+    for task, key in enumerate(ran):
+        launches = [launch for launch, other in enumerate(launched) if other == key]
+        turn = ran[:task].count(key)
+        expected.append(launches[min(turn, len(launches) - 1)] if launches else NOWHERE)
+    columns = np.array(launched, np.uint64), np.array(ran, np.uint64)
+    assert _match_in_order(find(*columns), *columns).tolist() == expected
