@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.decoders.kineto.builders import (
@@ -16,6 +17,8 @@ from tests.decoders.kineto.builders import (
     kernel,
     operation,
 )
+from unified_prof.decoders.gpu import rows as r
+from unified_prof.decoders.kineto import merged
 from unified_prof.decoders.kineto.merged import label_of
 
 FIRST, SECOND = 4001, 4002
@@ -186,6 +189,28 @@ def test_task_is_not_assigned_to_a_process_of_another_device(tmp_path: Path) -> 
 )
 def test_label_is_the_pid_without_its_number(pid: str, label: str) -> None:
     assert label_of(pid) == label
+
+
+@pytest.mark.parametrize(
+    ("makes", "kinds"),
+    [
+        (merged._ANY, [r.KERNEL, r.COPY, r.SET, r.COMMUNICATION, r.GRAPH]),
+        (merged._COPY, [r.COPY, r.GRAPH]),
+        (merged._SET, [r.SET, r.GRAPH]),
+        (merged._KERNEL, [r.KERNEL, r.COMMUNICATION, r.GRAPH]),
+    ],
+)
+def test_call_can_have_launched_later_tasks_of_its_kind_and_id(
+    makes: int, kinds: list[int]
+) -> None:
+    calls = np.zeros(1, merged._MADE)
+    calls["correlation"], calls["start"], calls["makes"] = 7, 100, makes
+    tasks = np.zeros(5, r.GPU_TASK)
+    tasks["correlation"], tasks["kind"] = 7, range(5)
+    for correlation, start, expected in ((7, 100, kinds), (7, 99, []), (6, 100, []), (8, 100, [])):
+        tasks["correlation"], tasks["start"] = correlation, start
+        assert np.flatnonzero(merged._possible(calls, tasks)).tolist() == expected
+    assert not merged._possible(calls[:0], tasks).any()
 
 
 @pytest.mark.parametrize("launches", [0, 4])

@@ -1,5 +1,6 @@
 """Rows of small exports; real exports are tested in tests/pipeline/test_nsys_exports.py."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from tests.decoders.nsys.builders import (
 )
 from unified_prof.decoders import nsys
 from unified_prof.decoders.gpu.rows import as_operation
+from unified_prof.decoders.nsys import recording
 from unified_prof.sqlite.external_tables import foreign_tables
 
 BASE = 1_700_000_000_000_000_000
@@ -158,3 +160,19 @@ def test_export_with_the_minimum_of_columns_is_decoded(tmp_path: Path) -> None:
     assert two.anomalies == {"relative_times": 1, "task_without_launch": 1}, "two processes"
     without_launch = [{"start": 1, "end": 2, "deviceId": 0, "streamId": 3}]
     assert len(decode_tables(tmp_path, {KERNELS: without_launch}).tables["TASK"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ([0, 2**31 - 1], {0: {"name": "H100"}, 2**31 - 1: {"name": "H100"}}),
+        ([2**31], {}),
+        ([-1, "3"], {3: {"name": "H100"}}),
+        (["x"], {}),
+        ([None], {}),
+    ],
+)
+def test_devices_of_a_textual_description(text: list[object], expected: dict[int, object]) -> None:
+    listed = json.dumps({"Gpus": [{"Id": one, "Name": "H100"} for one in text]})
+    assert recording._gpus_of_text(listed) == expected
+    assert recording._gpus_of_text(listed[1:]) == recording._gpus_of_text("[]") == {}

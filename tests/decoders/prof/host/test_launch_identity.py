@@ -5,18 +5,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.decoders.prof.memory_sink import MemorySink
 from tests.prof_generator import Recipe, generate
 from unified_prof.arrays.grouping import NOWHERE
-from unified_prof.base.columns import NO_CONTEXT
+from unified_prof.base.columns import COPY_OTHER, NO_CONTEXT
 from unified_prof.decoders.prof.collectives import CommunicationWriter, Steps
 from unified_prof.decoders.prof.directory import ProfDirectory
 from unified_prof.decoders.prof.host_events import (
     LAUNCH,
+    SIZES,
     HostTasks,
     Launches,
     TaskTypes,
+    copies_of,
     launches_of,
 )
 from unified_prof.decoders.prof.host_records import Contexts
@@ -139,3 +143,28 @@ def test_task_types_do_not_depend_on_string_id_0(tmp_path: Path) -> None:
         assert again.strings.intern(text) == 0
         decode_recording(ProfDirectory(recording.path), again)
         assert again.tables()["TASK"]["taskType"].tolist() == types, text
+
+
+@given(st.integers(0, 5), st.integers(0, 12), st.integers(1, 4), st.integers(0, 9))
+def test_copies_of_a_call_share_its_bytes_up_to_the_largest_size(
+    most: int, total: int, count: int, direction: int
+) -> None:
+    tasks = host_tasks(
+        node=[0] * (count + 1), communication=[0] * (count + 1), kind=[0] * count + [1]
+    )
+    tasks.key[:] = 5
+    sizes = np.zeros(1, SIZES)
+    sizes["key"] = 5
+    for field, value in (("max_size", most), ("data_size", total), ("direction", direction)):
+        sizes["record"][field] = value
+    expected = []
+    for number in range(count):
+        size = min(max(total - number * most, 0), most)
+        expected.append((number, size, direction if size and direction < 8 else COPY_OTHER))
+    types = TaskTypes(("MEMCPY_ASYNC", "KERNEL_AIVEC"))
+    found = copies_of(tasks, 0, types, sizes, wide_task_ids=False)
+    assert found[["task_id", "size", "operation"]].tolist() == expected
+    for device, size_key, copies in ((0, 4, count), (0, 6, count), (1, 5, 0)):
+        sizes["key"] = size_key
+        without = copies_of(tasks, device, types, sizes, wide_task_ids=False)
+        assert without[["size", "operation"]].tolist() == [(0, COPY_OTHER)] * copies
