@@ -55,7 +55,6 @@ def content(tmp_path: Path) -> bytes:
     return write(tmp_path / "plain.json", events).read_bytes()
 
 
-@pytest.mark.quick(cases=5)
 @pytest.mark.parametrize(("pack", "suffix"), PACKERS)
 @pytest.mark.parametrize("misnamed", [False, True])
 def test_every_format_is_read_under_any_name(

@@ -218,7 +218,6 @@ def test_tables_with_other_keys_are_left_to_sqlite() -> None:
     assert left == {f"UPROF_{name}" for name in names.split()}
 
 
-@pytest.mark.quick(cases=4)
 @pytest.mark.parametrize("rate", [[np.nan] * 3, [0.5, np.nan, 0.0], [0.0, 1.0, np.nan]])
 @pytest.mark.parametrize("flags", [[0, 0, None], [1, None, None], [0, 1, 1], [0, 1, 200]])
 def test_values_without_bytes_beside_integers_of_many_sizes(

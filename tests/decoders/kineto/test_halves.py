@@ -170,7 +170,6 @@ def long_ids(among: list[Event]) -> list[Event]:
     return [event | {"tid": 1 << 40} for event in among]
 
 
-@pytest.mark.quick(cases=1)
 @pytest.mark.parametrize("change", [begin_and_end, merged, long_ids])
 def test_half_that_depends_on_the_first_is_read_by_one_process(
     change: Callable[[list[Event]], list[Event]], added: list[bool], tmp_path: Path

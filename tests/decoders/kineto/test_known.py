@@ -71,7 +71,6 @@ def decode_with(path: Path, monkeypatch: pytest.MonkeyPatch, *, known: bool, siz
         return decode(path, slice_bytes=size)
 
 
-@pytest.mark.quick(cases=6)
 @pytest.mark.parametrize("unknown", [None, *UNKNOWN_EVENTS])
 @pytest.mark.parametrize("size", [400, 1 << 20])
 def test_one_pass_and_two_pass_decoding_give_equal_rows(

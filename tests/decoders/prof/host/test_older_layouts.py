@@ -140,7 +140,6 @@ def test_cann_7_recording_without_newer_files_and_keys(tmp_path: Path) -> None:
     assert not sink.anomalies
 
 
-@pytest.mark.quick(cases=2)
 @pytest.mark.parametrize("older", list(product((True, False), repeat=3)))
 def test_every_mix_of_older_and_current_records(
     older: tuple[bool, bool, bool], tmp_path: Path
