@@ -76,6 +76,17 @@ def system_errors(
         raise kind(f"{what}: {err.strerror or err}", hint=hint, slug=slug) from err
 
 
+@contextmanager
+def missing_package(
+    message: str, *, hint: str, kind: type[UprofError] | None = None
+) -> Iterator[None]:
+    """Context manager that raises an ImportError of its block as `kind`, by default UsageError."""
+    try:
+        yield
+    except ImportError as err:
+        raise (kind or UsageError)(message, hint=hint, slug="missing-package") from err
+
+
 class UsageError(UprofError):
     """Invalid option, path or argument."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import Any
 
-from unified_prof.errors import UsageError
+from unified_prof.errors import missing_package
 
 KINDS = ("parquet", "arrow")  # Parquet, and Arrow's IPC file format (Feather 2).
 
@@ -16,15 +16,10 @@ def pyarrow() -> Any:
     Raises:
         UsageError: It is not installed.
     """
-    try:
+    hint = "run `pip install 'unified-prof[parquet]'`"
+    with missing_package("Parquet and Arrow files require pyarrow", hint=hint):
         import pyarrow
         import pyarrow.parquet
-    except ImportError as err:
-        raise UsageError(
-            "Parquet and Arrow files require pyarrow",
-            hint="run `pip install 'unified-prof[parquet]'`",
-            slug="missing-package",
-        ) from err
     return pyarrow
 
 

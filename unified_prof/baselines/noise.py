@@ -20,7 +20,7 @@ from unified_prof.compare.comparable import TIMES, Run, program_times
 from unified_prof.compare.confidence import Noise
 from unified_prof.compare.gate import parse_noise
 from unified_prof.errors import OutputError, StoreError, UsageError
-from unified_prof.sqlite.atomic import output_error, replacing
+from unified_prof.sqlite.atomic import output_errors, replacing
 
 MIN_RUNS = 3
 _VERSION = 1
@@ -153,12 +153,10 @@ def save(run: Run, noise: Noise) -> Path:
     learned = datetime.now(timezone.utc).isoformat(timespec="seconds")
     kept.append(Entry(*key, noise.relative, noise.degrees, learned))
     data = msgspec.json.format(msgspec.json.encode(_File(_VERSION, kept)), indent=2)
-    try:
+    with output_errors(file):
         file.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(file, overwrite=True) as partial:
-            partial.write_bytes(data + b"\n")
-    except OSError as err:
-        raise output_error(file, err) from err
+    with replacing(file, overwrite=True) as partial:
+        partial.write_bytes(data + b"\n")
     return file
 
 

@@ -40,7 +40,13 @@ from sqlalchemy.exc import ArgumentError, IntegrityError, NoSuchModuleError, SQL
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, defer, mapped_column
 
 from unified_prof.base.redaction import redact
-from unified_prof.errors import OutputError, SchemaVersionError, StoreError, UsageError
+from unified_prof.errors import (
+    OutputError,
+    SchemaVersionError,
+    StoreError,
+    UsageError,
+    system_errors,
+)
 from unified_prof.migrate.runner import config_of
 from unified_prof.version import VERSION
 
@@ -360,12 +366,8 @@ def _prepare_file(path: Path, *, create: bool) -> None:
             hint="`uprof baseline save` creates it",
             slug="no-store",
         )
-    try:
+    with system_errors(OutputError, f"the store {path} cannot be created", slug="store-unusable"):
         path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as err:
-        raise OutputError(
-            f"the store {path} cannot be created: {err.strerror}", slug="store-unusable"
-        ) from err
 
 
 def _bring_up_to_date(engine: Engine, place: str, *, create: bool) -> None:

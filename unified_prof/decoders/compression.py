@@ -23,7 +23,7 @@ from typing import IO, Any, Protocol
 
 import msgspec
 
-from unified_prof.errors import RawFormatError
+from unified_prof.errors import RawFormatError, system_errors
 
 PIECE_BYTES = 1 << 20
 _PLAIN_PIECE_BYTES = 2 << 20
@@ -274,12 +274,11 @@ class Content:
             RawFormatError: the file cannot be read, its compressed data is damaged, or its
                 compression ratio is higher than that of any recording.
         """
-        try:
-            with self._path.open("rb") as source:
-                yield from self._blocks(source)
-        except OSError as err:
-            message = f"{self._path}: cannot be read: {err.strerror or err}"
-            raise RawFormatError(message, slug="cannot-read") from err
+        with (
+            system_errors(RawFormatError, f"{self._path}: cannot be read", slug="cannot-read"),
+            self._path.open("rb") as source,
+        ):
+            yield from self._blocks(source)
 
     def _blocks(self, source: IO[bytes]) -> Iterator[bytes]:
         form = format_of(source.read(_MAGIC_BYTES))

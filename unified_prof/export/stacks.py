@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from unified_prof.base.text import printable
-from unified_prof.errors import UsageError
+from unified_prof.errors import missing_package
 from unified_prof.recording.breakdowns import Frame, Stacks
 from unified_prof.version import VERSION
 
@@ -119,14 +119,9 @@ def write_pprof(path: Path, parts: Sequence[tuple[str, Stacks]]) -> None:
     Raises:
         UsageError: The protobuf package is not installed.
     """
-    try:
+    hint = "run `pip install 'unified-prof[pprof]'`"
+    with missing_package("a pprof profile needs the protobuf package", hint=hint):
         profile = _profile_class()()
-    except ImportError as err:
-        raise UsageError(
-            "a pprof profile needs the protobuf package",
-            hint="run `pip install 'unified-prof[pprof]'`",
-            slug="missing-package",
-        ) from err
     texts: dict[str, int] = {"": 0}
 
     def text(value: str) -> int:

@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import quote
 
 from unified_prof.base.text import source_hash
-from unified_prof.errors import StoreError, UprofError, UsageError
+from unified_prof.errors import StoreError, UprofError, missing_package
 from unified_prof.integrations.source_costs import (
     LineCost,
     LineMap,
@@ -192,16 +192,11 @@ def make_server(run: Path | None = None) -> Any:
     Raises:
         UsageError: pygls is not installed.
     """
-    try:
+    hint = "pip install 'unified-prof[editor]'"
+    with missing_package("pygls (2 or newer) is not installed", hint=hint):
         from lsprotocol import types as lsp
         from pygls.lsp.server import LanguageServer
         from pygls.uris import to_fs_path
-    except ImportError as err:
-        raise UsageError(
-            "pygls (2 or newer) is not installed",
-            hint="pip install 'unified-prof[editor]'",
-            slug="missing-package",
-        ) from err
     server: Any = LanguageServer("uprof", VERSION)
     shown, pages = Costs(run), Pages()
 

@@ -24,7 +24,7 @@ import numpy as np
 from unified_prof.base.redaction import redact
 from unified_prof.compare import device_diff, runs
 from unified_prof.compare import diff as tracked_diff
-from unified_prof.errors import CaptureError, UprofError, UsageError
+from unified_prof.errors import CaptureError, UprofError, UsageError, missing_package
 from unified_prof.explain.api import open_reports
 from unified_prof.explain.report_questions import Analysis, Change
 from unified_prof.explain.what_if import WITHOUT
@@ -505,17 +505,12 @@ def make_server(tools: ReportTools, *, allow_run: bool = False) -> Any:
     Raises:
         UsageError: The SDK is not installed.
     """
-    try:
+    hint = "pip install 'unified-prof[mcp]'"
+    with missing_package("the MCP SDK (2 or newer) is not installed", hint=hint):
         from mcp.server.mcpserver import MCPServer
         from mcp.server.mcpserver.exceptions import ResourceError, ToolError
         from mcp.server.mcpserver.resources import FunctionResource
         from mcp.types import ToolAnnotations
-    except ImportError as err:
-        raise UsageError(
-            "the MCP SDK (2 or newer) is not installed",
-            hint="pip install 'unified-prof[mcp]'",
-            slug="missing-package",
-        ) from err
 
     def answering(method: Callable[..., Answer], kind: type[Exception]) -> Callable[..., str]:
         """Return the method with its answer as JSON, and errors of uprof as errors of the SDK."""

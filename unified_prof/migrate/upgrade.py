@@ -18,7 +18,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from unified_prof.errors import OutputError, SchemaVersionError, StoreError
+from unified_prof.errors import OutputError, SchemaVersionError, StoreError, system_errors
 from unified_prof.migrate import steps as ordering
 from unified_prof.schema import catalogue
 from unified_prof.schema.catalogue import REVISION_ROW
@@ -79,10 +79,8 @@ def locked(path: Path, resources: ExitStack) -> sqlite3.Connection:
 
 
 def _identity(path: Path) -> tuple[int, int]:
-    try:
+    with system_errors(StoreError, f"cannot read {path}", slug="cannot-read"):
         found = path.stat()
-    except OSError as err:
-        raise StoreError(f"cannot read {path}: {err.strerror}", slug="cannot-read") from err
     return found.st_dev, found.st_ino
 
 

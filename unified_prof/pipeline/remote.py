@@ -18,7 +18,14 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from unified_prof.errors import OutputError, RawFormatError, UprofError, UsageError, system_errors
+from unified_prof.errors import (
+    OutputError,
+    RawFormatError,
+    UprofError,
+    UsageError,
+    missing_package,
+    system_errors,
+)
 from unified_prof.sqlite.atomic import (
     output_errors,
     remove_abandoned,
@@ -406,14 +413,9 @@ def _open(url: str) -> tuple[Any, str]:
     match = _URL.match(url)
     assert match is not None
     scheme = match["scheme"].lower()
-    try:
+    hint = "run `pip install 'unified-prof[cluster]'`"
+    with missing_package(f"{url}: reading URLs needs fsspec", hint=hint):
         import fsspec
-    except ImportError as err:
-        raise UsageError(
-            f"{url}: reading URLs needs fsspec",
-            hint="run `pip install 'unified-prof[cluster]'`",
-            slug="missing-package",
-        ) from err
     settings = _SETTINGS.get("s3" if scheme == "s3a" else scheme, {})
     try:
         # The host and the user of a URL are arguments of some file systems, such as ftp.

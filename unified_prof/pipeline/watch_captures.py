@@ -22,7 +22,7 @@ import numpy as np
 from unified_prof.base.text import NS_PER_S
 from unified_prof.errors import StoreError
 from unified_prof.pipeline.outputs import make_directory
-from unified_prof.sqlite.atomic import output_error
+from unified_prof.sqlite.atomic import output_error, output_errors
 from unified_prof.sqlite.watch_file import RankSteps, WatchEvent, rank_and_part, read_folder
 
 CAPTURES = "captures"
@@ -162,12 +162,10 @@ def ask(folder: Path, request: CaptureRequest) -> Path:
     place = folder / _REQUESTS
     path = place / f"{request.name}.json"
     fields = {"from_step": request.from_step, "steps": request.steps, "ranks": request.ranks}
-    try:
+    with output_errors(path):
         partial = path.with_suffix(".partial")
         partial.write_text(json.dumps(fields), encoding="utf-8")
         partial.rename(path)
-    except OSError as error:
-        raise output_error(path, error) from error
     return path
 
 

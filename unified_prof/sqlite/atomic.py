@@ -188,11 +188,9 @@ class AtomicFile:
         head = os.fsencode(self._final.name)[:_NAME_BYTES].decode("utf-8", "ignore")
         remove_abandoned(self._final.parent, head)
         self.partial = self._final.with_name(_partial_name(head))
-        try:
+        with output_errors(self.target):
             # Exclusive, with the permissions of the user's umask.
             os.close(os.open(self.partial, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666))
-        except OSError as err:
-            raise output_error(self.target, err) from err
 
     def rename(self, name: str) -> None:
         """Change the final name, in the same directory.
@@ -206,7 +204,7 @@ class AtomicFile:
 
     def commit(self) -> None:
         """Flush the file to disk if `durable` is true, and give it its final name."""
-        try:
+        with output_errors(self.target):
             if self._durable:
                 _fsync(self.partial)
             refuse_existing(self.target, overwrite=self._overwrite)
@@ -219,8 +217,6 @@ class AtomicFile:
                 self._rename_without_overwriting()
             if self._durable:
                 _fsync(self._final.parent)
-        except OSError as err:
-            raise output_error(self.target, err) from err
 
     def discard(self) -> None:
         """Remove the temporary file; no effect after `commit`."""

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from unified_prof.base.columns import TYPE_INVALID, Strings
 from unified_prof.base.display import Displayed
-from unified_prof.errors import UsageError
+from unified_prof.errors import UsageError, missing_package
 from unified_prof.schema import catalogue
 from unified_prof.schema.catalogue import MSPROF, ColumnSpec, TableSpec
 from unified_prof.sqlite import column_reader as in_columns
@@ -523,9 +523,5 @@ def _views(file: Shape, family: str) -> dict[str, str]:
 
 
 def _library(name: str) -> Any:
-    try:
+    with missing_package(f"this requires {name}", hint=f"run: pip install {name}"):
         return import_module(name)
-    except ImportError as err:
-        raise UsageError(
-            f"this requires {name}", hint=f"run: pip install {name}", slug="missing-package"
-        ) from err

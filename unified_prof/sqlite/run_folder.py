@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from unified_prof.errors import OutputError, StoreError
+from unified_prof.errors import OutputError, StoreError, system_errors
 from unified_prof.sqlite.atomic import replacing
 
 FILE_NAME = "run.json"
@@ -89,12 +89,8 @@ def note(folder: Path, entry: RankEntry) -> None:
         OutputError: it cannot be written.
     """
     pieces = folder / _PIECES
-    try:
+    with system_errors(OutputError, f"cannot create the directory {pieces}", slug="cannot-write"):
         pieces.mkdir(parents=True, exist_ok=True)
-    except OSError as err:
-        raise OutputError(
-            f"cannot create the directory {pieces}: {err.strerror or err}", slug="cannot-write"
-        ) from err
     _write(_piece(folder, entry.rank), asdict(entry))
     position = entry.expected_ranks.index(entry.rank) if entry.rank in entry.expected_ranks else 0
     if position % max(1, len(entry.expected_ranks) // _MAX_MERGING_RANKS):

@@ -25,7 +25,7 @@ import msgspec
 
 from unified_prof.base.run_spec import OperationRecord, TrackedRun
 from unified_prof.base.text import storable_in
-from unified_prof.errors import RawFormatError
+from unified_prof.errors import RawFormatError, system_errors
 from unified_prof.sqlite import atomic
 from unified_prof.sqlite.atomic import remove_abandoned
 
@@ -155,16 +155,13 @@ def read(path: Path) -> Spooled:
     Raises:
         RawFormatError: the spool cannot be read or is invalid; the message contains its path.
     """
-    try:
+    with system_errors(RawFormatError, f"{path}: cannot be read", slug="cannot-read"):
         if not path.is_file():
             message = f"{path} is not a regular file, expected a spool of uprof"
             raise RawFormatError(message, slug="not-a-regular-file")
         if path.stat().st_size > _MAX_BYTES:
             raise RawFormatError(f"{path}: too large for a spool of uprof", slug="damaged-spool")
         data = path.read_bytes()
-    except OSError as err:
-        message = f"{path}: cannot be read: {err.strerror or err}"
-        raise RawFormatError(message, slug="cannot-read") from err
     return decode(data, where=str(path))
 
 

@@ -29,7 +29,7 @@ from unified_prof.arrays.grouping import Bools, Ints
 from unified_prof.base.columns import Coverage, Sink
 from unified_prof.decoders.prof import directory
 from unified_prof.decoders.prof.directory import Control, ProfDirectory
-from unified_prof.errors import RawFormatError
+from unified_prof.errors import RawFormatError, system_errors
 
 FRAMEWORK = "FRAMEWORK"
 METADATA = "profiler_metadata.json"
@@ -201,10 +201,8 @@ def listed(path: Path) -> list[str]:
     Raises:
         RawFormatError: the directory cannot be listed.
     """
-    try:
+    with system_errors(RawFormatError, f"cannot list {path}", slug="cannot-read"):
         return sorted(child.name for child in path.iterdir())
-    except OSError as err:
-        raise RawFormatError(f"cannot list {path}: {err.strerror}", slug="cannot-read") from err
 
 
 def _inner(values: Control, key: str) -> Control:

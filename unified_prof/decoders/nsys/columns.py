@@ -17,7 +17,7 @@ from unified_prof.arrays.grouping import NOWHERE, Bools, Ints, find, mapped
 from unified_prof.base.columns import MISSING, NOT_AVAILABLE, Cells, Query, Tables, text_of
 from unified_prof.decoders.gpu.rows import NO_TIME, Parts
 from unified_prof.decoders.spool import Rows
-from unified_prof.errors import RawFormatError
+from unified_prof.errors import RawFormatError, missing_package, system_errors
 
 # Stands for NULL where -1 can be a value.
 NO_ID = NO_TIME
@@ -251,21 +251,15 @@ class ParquetTables(Tables):
         Raises:
             RawFormatError: the directory cannot be listed, or pyarrow is not installed.
         """
-        try:
+        with missing_package(
+            f"{directory}: reading Parquet files needs pyarrow",
+            hint="pip install 'unified-prof[parquet]', or export with nsys export --type sqlite",
+            kind=RawFormatError,
+        ):
             import pyarrow.parquet as parquet
-        except ImportError:
-            raise RawFormatError(
-                f"{directory}: reading Parquet files needs pyarrow",
-                hint="pip install 'unified-prof[parquet]', or export with nsys export "
-                "--type sqlite",
-                slug="missing-package",
-            ) from None
         self._parquet: Any = parquet
-        try:
+        with system_errors(RawFormatError, f"cannot list {directory}", slug="cannot-read"):
             files = sorted(directory.glob(f"*{_ENDING}"))
-        except OSError as err:
-            message = f"cannot list {directory}: {err.strerror}"
-            raise RawFormatError(message, slug="cannot-read") from err
         self._files = {file.name.removesuffix(_ENDING): file for file in files}
         super().__init__(self._files)
         self._columns: dict[str, tuple[str, ...]] = {}

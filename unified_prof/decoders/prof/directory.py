@@ -27,7 +27,7 @@ from unified_prof.base.columns import Sink, Strings
 from unified_prof.decoders.prof.clocks import Clocks, build_clocks
 from unified_prof.decoders.prof.layouts import ONE_CORE_KIND_PLATFORMS, V6_PLATFORMS
 from unified_prof.decoders.prof.slices import DataFolder, scan
-from unified_prof.errors import RawFormatError
+from unified_prof.errors import RawFormatError, system_errors
 
 # Names that the dictionary may lack.
 _KNOWN_TYPES = {27: "DYNAMIC_ENABLE", 28: "DYNAMIC_DISABLE"}
@@ -276,14 +276,12 @@ def read_start_log(path: Path) -> StartLog:
 
 def _regular_files(folder: Path) -> list[Path]:
     """Return the regular files of a directory, sorted by name; links are not followed."""
-    try:
+    with system_errors(RawFormatError, f"cannot list {folder}", slug="cannot-read"):
         return sorted(path for path in folder.iterdir() if stat.S_ISREG(path.lstat().st_mode))
-    except OSError as err:
-        raise RawFormatError(f"cannot list {folder}: {err.strerror}", slug="cannot-read") from err
 
 
 def _read(path: Path) -> bytes:
-    try:
+    with system_errors(RawFormatError, f"cannot read {path}", slug="cannot-read"):
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
             raise RawFormatError(f"{path} is not a regular file", slug="not-a-regular-file")
@@ -292,8 +290,6 @@ def _read(path: Path) -> bytes:
                 f"{path} is larger than {_MAX_BYTES >> 20} MiB", slug="damaged-recording"
             )
         return path.read_bytes()
-    except OSError as err:
-        raise RawFormatError(f"cannot read {path}: {err.strerror}", slug="cannot-read") from err
 
 
 # Length that the exporter assumes for a session without a recorded end.
@@ -492,11 +488,8 @@ class ProfDirectory:
 
     def _parts(self) -> list[tuple[Path, int | None]]:
         """Return the directories of the host (None) and the devices, by device number."""
-        try:
+        with system_errors(RawFormatError, f"cannot list {self.path}", slug="cannot-read"):
             children = sorted(self.path.iterdir())
-        except OSError as err:
-            message = f"cannot list {self.path}: {err.strerror}"
-            raise RawFormatError(message, slug="cannot-read") from err
         parts: list[tuple[Path, int | None]] = []
         for child in children:
             mode, match = child.lstat().st_mode, _DEVICE.fullmatch(child.name)
