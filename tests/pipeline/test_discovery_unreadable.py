@@ -1,9 +1,11 @@
 """Files of a directory that are named like recordings but cannot be read."""
 
 import gzip
+import io
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -13,6 +15,29 @@ from unified_prof.cli.app import app
 from unified_prof.errors import RawFormatError
 from unified_prof.pipeline import discovery
 from unified_prof.pipeline.convert import convert_all
+
+
+@pytest.mark.parametrize("command", ["report --convert", "convert -o out"])
+def test_head_of_each_file_is_read_once(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = [f"{number}x{end}" for number in range(20) for end in (".json", ".txt.gz", ".log")]
+    Path("many").mkdir()
+    kineto(Path("many"))
+    for number, name in enumerate(names):
+        data = b"text" if name.endswith("log") else b'{"a": %d}' % number
+        Path("many", name).write_bytes(gzip.compress(data) if name.endswith("gz") else data)
+    opened: list[str] = []
+    real = io.open
+
+    def count(file: Any, *arguments: Any, **options: Any) -> Any:
+        opened.extend({Path(file).name} & {*names} if isinstance(file, Path) else ())
+        return real(file, *arguments, **options)
+
+    monkeypatch.setattr(io, "open", count)
+    CliRunner().invoke(app, [*command.split(), "many"])
+    assert sorted(opened) == sorted(names)
 
 
 def test_unreadable_ranks_of_a_directory_are_reported(tmp_path: Path) -> None:

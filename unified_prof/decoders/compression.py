@@ -10,6 +10,7 @@ import bz2
 import io
 import lzma
 import os
+import stat
 import tempfile
 import zipfile
 import zlib
@@ -216,33 +217,42 @@ def _seekable(source: IO[bytes]) -> Iterator[IO[bytes]]:
 
 def head_of(path: Path) -> bytes | None:
     """Return the first bytes of a file's content, decompressed; None if they cannot be read."""
+    return _head(path)[1]
+
+
+def format_of_head(path: Path) -> Format | None:
+    """Return the format of a compressed file; None if it is not compressed, or cannot be read."""
+    return _head(path)[0]
+
+
+def _head(path: Path) -> tuple[Format | None, bytes | None]:
     try:
-        if not path.is_file():  # opening a pipe would block
-            return None
         status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # opening a pipe would block
+            return None, None
         if not status.st_size:
-            return b""  # also files of /proc, some of which block
-        return _head_of(path, status.st_size, status.st_mtime_ns)
-    except OSError:
-        return None
+            return None, b""  # also files of /proc, some of which block
+        return _read_head(path, status.st_size, status.st_mtime_ns)
+    except (OSError, ValueError):  # no file can have such a name
+        return None, None
 
 
 @lru_cache(maxsize=16)  # each kind of recording looks at the head of a file
-def _head_of(path: Path, size: int, changed_ns: int) -> bytes | None:
+def _read_head(path: Path, size: int, changed_ns: int) -> tuple[Format | None, bytes | None]:
     with path.open("rb") as source:
         head = source.read(_HEAD_BYTES)
         form = format_of(head)
         if form is None:
-            return head
+            return None, head
         if form.name != "gzip":
             head += source.read(_OTHER_HEAD_BYTES)
         try:
             # The directory of an archive is at its end; for a stream the beginning is enough.
             start = source if form.expand is None else io.BytesIO(head)
             start.seek(0)
-            return next(expand(start), b"")[:_HEAD_BYTES]
+            return form, next(expand(start), b"")[:_HEAD_BYTES]
         except (CutOffError, DamagedError, UnreadableError):
-            return None
+            return form, None
 
 
 def expected_bytes(path: Path) -> int:

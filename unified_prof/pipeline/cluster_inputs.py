@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from unified_prof.decoders.compression import head_of
 from unified_prof.errors import RawFormatError, UprofError, UsageError, system_errors
 from unified_prof.pipeline import discovery, remote, sources
 from unified_prof.pipeline.remote import Remote
 from unified_prof.pipeline.sources import Source
 from unified_prof.recording.run_directory import rank_near
-from unified_prof.sqlite.fingerprint import is_database
+from unified_prof.sqlite.fingerprint import MAGIC, is_database
 
 _DATABASES = (".db", ".sqlite", ".sqlite3")
 # Names of databases that do not contain a rank.
@@ -248,7 +249,7 @@ def _of_file(path: Path, *, asked: bool = False) -> Iterator[Local]:
     source = sources.find_source(path) if asked else sources.certain_source(path)
     if source is not None:
         yield Local(path, source)
-    elif asked or is_database(path):
+    elif asked or ((head_of(path) or b"").startswith(MAGIC) and is_database(path)):
         yield Local(path)
 
 

@@ -27,6 +27,7 @@ from unified_prof.decoders.compression import (
     PieceReader,
     count_zip_files,
     file_format,
+    format_of_head,
     head_of,
     is_zip_file,
 )
@@ -52,12 +53,12 @@ def is_archive(path: Path) -> bool:
     head = head_of(path)
     if head is not None and head[where] == magic:
         return True
+    form = format_of_head(path)
+    if form is None or form.expand is not None:
+        return False
     try:
-        if not path.is_file() or not path.stat().st_size:
-            return False  # a pipe and some files of /proc block
-        form = file_format(path)
         with path.open("rb") as file:
-            return form is not None and form.expand is None and count_zip_files(file) > 1
+            return count_zip_files(file) > 1
     except OSError:
         return False
 

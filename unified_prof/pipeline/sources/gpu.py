@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from unified_prof.base.text import CAPTURE_FACT, most_alike
-from unified_prof.decoders.compression import Content, file_format, head_of
+from unified_prof.decoders.compression import Content, file_format, format_of_head, head_of
 from unified_prof.errors import OutputError, RawFormatError, StoreError, system_errors
 from unified_prof.pipeline.sources.base import DecodeContext, DecodeResult, Match, Source
 
@@ -51,7 +51,7 @@ def _database_tables(path: Path) -> frozenset[str]:
 
     if not (head_of(path) or b"").startswith(_SQLITE):
         return frozenset()
-    if file_format(path) is None:
+    if format_of_head(path) is None:
         return table_names(path)
     names: set[str] = set()
     size, rest = 0, b""
