@@ -121,6 +121,16 @@ def test_time_of_a_tracked_run_is_that_of_one_iteration(tmp_path: Path) -> None:
     assert "rules); 90.0 % of the time is in linear and gelu iteration" in shown
 
 
+def test_time_of_a_recorded_host_is_that_of_all_steps(tmp_path: Path) -> None:
+    """The operations of the first step count, too, although no rule analyzes them."""
+    with Device(tmp_path / "msprof_1.db") as device:
+        for step in range(4):
+            device.call(step * 10_000, step * 10_000 + 10_000, f"ProfilerStep#{step}")
+            device.call(step * 10_000 + 100, step * 10_000 + 9_100, "aten::linear")
+    shown = " ".join(uprof("advise", tmp_path / "msprof_1.db").stdout.split())
+    assert "90.0 % of the time is in aten::linear" in shown
+
+
 def test_program_on_a_busy_machine_is_described_as_well(tmp_path: Path) -> None:
     path = run_time_report(
         tmp_path / "run_time.sqlite",

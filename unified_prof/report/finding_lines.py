@@ -49,7 +49,9 @@ def replay_notes(advice: Advice, path: str = "REPLAY") -> list[str]:
 def composition(summary: Summary, shown: Sequence[Breakdown], advice: Advice) -> list[str]:
     """Say what takes the time: the device's work or its idle time, and the longest operations."""
     said = []
-    analyzed_ns = (advice.step_ms or 0.0) * 1e6 * max(advice.steps, 1)
+    # Breakdowns include the first step, which is not analyzed.
+    steps = (summary.totals.iterations or advice.steps) if advice.steps else 1
+    analyzed_ns = (advice.step_ms or 0.0) * 1e6 * steps
     devices = summary.devices
     if len(devices) == 1 and (window_ns := devices[0].share_basis.window_ns):
         device = devices[0].share_basis
@@ -78,7 +80,7 @@ def composition(summary: Summary, shown: Sequence[Breakdown], advice: Advice) ->
         # On the CPU, operations are named even if they do not dominate.
         if whole and (dominant or not devices):
             listed = " and ".join(names.readable_names([row.name for row in longest]))
-            if devices or not time_ns or 2 * whole < time_ns:
+            if devices or time_ns < taken or 2 * whole < time_ns:
                 share = f"{names.format_share(taken, whole)} of {summary.clock} time"
             else:
                 share = f"{names.format_share(taken, time_ns)} of the time"

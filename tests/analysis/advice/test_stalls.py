@@ -168,6 +168,20 @@ def test_evaluation_range_that_ends_before_its_step_on_the_device_is_recognized(
     assert "slow_steps" not in findings_by_kind(tmp_path / "run.db")
 
 
+def test_steps_that_are_long_only_for_a_host_that_runs_ahead_are_analyzed(tmp_path: Path) -> None:
+    """The first steps fill the launch queue; in later ones, launches wait for a free place."""
+    with FaultyRun(tmp_path / "run.db") as run:
+        host = device = 0
+        for step, length in enumerate([1, 1, 1, 1, 16, 10]):
+            run.call(host, host + length * MS, f"ProfilerStep#{step}")
+            device = max(device, host + 20 * US)
+            run.kernel(device, device + 10 * MS - US, launched=host, takes=length * MS - US)
+            host, device = host + length * MS, device + 10 * MS
+    found = advice(tmp_path / "run.db")
+    assert (found.steps, found.pauses) == (5, 0)
+    assert found.step_ms == pytest.approx(10, rel=0.01)
+
+
 @pytest.mark.parametrize("compiles", [True, False])
 def test_slow_step_that_compiles_is_explained(tmp_path: Path, compiles: bool) -> None:
     name = "_compile.compile_inner (dynamo_timed)" if compiles else "forward"

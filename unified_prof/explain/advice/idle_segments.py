@@ -26,6 +26,7 @@ from unified_prof.recording.idle import (
     REASONS,
     SYNCHRONIZING,
 )
+from unified_prof.recording.names import LAUNCHES
 from unified_prof.recording.recording import Recording
 from unified_prof.recording.tasks import FOREVER
 
@@ -72,6 +73,8 @@ NO_IDLE = IdleSegments(_NO_TIMES, _NO_TIMES, np.zeros(0, np.int8), _NO_ROWS, _NO
 MIN_STEPS_WITH_WARM_UP = 3  # Number of steps from which the first is excluded as warm-up.
 # Steps longer than this many medians are excluded (warm-up, checkpoint, evaluation).
 MAX_STEP_MEDIANS = 3.0
+# A launch takes 5 to 10 µs on the host: much longer ones wait for a free place in the queue.
+FULL_QUEUE_NS = 20_000
 LESS_COLLECTION = (
     "call gc.freeze() after the first steps and raise gc.set_threshold(), or gc.disable() and "
     "gc.collect() every n steps on all ranks"
@@ -511,15 +514,19 @@ class AnalyzedTime:
 def analyzed_steps(recording: Recording) -> list[int]:
     """Return the steps to analyze: not the first of several, and no extremely long ones.
 
-    A step may be long on the host because it waits for several batches, or for the device.
+    A step may be long on the host because it waits for several batches, for the device, or for a
+    free place in the queue of launches, which a host that runs ahead fills in its first steps.
     """
     _, begin, end = zip(*recording.steps, strict=True) if recording.steps else ((), (), ())
     begin_ns, end_ns = np.array(begin, np.int64), np.array(end, np.int64)
     length = end_ns - begin_ns
     kept, several = length > 0, len(length) >= MIN_STEPS_WITH_WARM_UP
     if several and not (usual := _usual_steps(length)).all():
-        host = recording.idle_time.host
-        waits = intervals.union(host.input, host.blocked)
+        host, calls = recording.idle_time.host, recording.host_calls
+        launches = calls.matching(recording.strings, LAUNCHES)
+        launches &= calls.end_ns - calls.start_ns > FULL_QUEUE_NS
+        full = intervals.merge(calls.start_ns[launches], calls.end_ns[launches])
+        waits = intervals.union(intervals.union(host.input, host.blocked), full)
         on_device = np.array(recording.step_lengths_ns, np.int64)
         work = length - intervals.covered(waits, begin_ns, end_ns)
         kept &= usual | (_usual_steps(work) & _usual_steps(on_device))
