@@ -34,6 +34,33 @@ def test_host_bound_program_costs_the_idle_time_before_launches(tmp_path: Path) 
     assert "launches one every" not in findings["host_bound"].text
 
 
+@pytest.mark.parametrize(
+    ("resumed", "says"),
+    [
+        ("torch_dynamo_resume_in_forward_at_72", "with 2 graph breaks per step in compiled code"),
+        ("<resume in forward>", "in compiled code, most in forward at model.py:72"),
+        ("resume_from_checkpoint", ""),
+    ],
+)
+def test_graph_breaks_of_a_host_bound_program_are_named(
+    tmp_path: Path, resumed: str, says: str
+) -> None:
+    """torch.compile makes a function of the code after a graph break."""
+    with FaultyRun(tmp_path / "run.db") as run:
+        name = run.text(f"model.py(72): {resumed}")
+        for at in range(100):
+            begin = at * 50 * US
+            if at % 20 == 0:
+                run.step(at // 20, begin, begin + 1_000 * US)
+            run.kernel(begin + US, begin + 11 * US, launched=begin)
+            if at % 10 == 0:
+                times = {"startNs": begin + 5 * US, "endNs": begin + 200 * US}
+                run.row("UPROF_PYTHON_FRAMES", globalTid=1, name=name, **times)
+    one = findings_by_kind(tmp_path / "run.db")["host_bound"]
+    assert says in one.text
+    assert ("graph breaks" in one.text) == ("graph breaks" in one.advice) == bool(says)
+
+
 @pytest.mark.parametrize("every", [8, 7])
 def test_launch_latency_on_an_idle_device_is_host_bound_time(tmp_path: Path, every: int) -> None:
     """Launches every 8 µs with 5 µs latency: each kernel ends before the next one arrives."""

@@ -87,6 +87,9 @@ def host_bound(context: DeviceContext) -> Iterator[Cause]:
     )
     fewer = _COMPILED if context.is_compiled else _FEWER_LAUNCHES
     advice = f"reduce launch overhead: {fewer % ('ACL' if context.is_npu else 'CUDA')}"
+    if breaks := _graph_breaks(context):
+        text += breaks
+        advice = f"remove graph breaks (TORCH_LOGS=graph_breaks shows reasons); {advice}"
     why, settings = _npu_causes(context, spans) if context.is_npu else ("", "")
     if 2 * long_ns > cost:
         text += (
@@ -127,6 +130,30 @@ def host_bound(context: DeviceContext) -> Iterator[Cause]:
             "reaching_ns": latency_ns,
         },
         evidence=rows,
+    )
+
+
+# Functions that torch.compile makes of the code after a graph break.
+_RESUMED = re.compile(r"torch_dynamo_resume_in_(?P<function>.+)_at_\d+$|<resume in (?P<old>.+)>$")
+
+
+def _graph_breaks(context: DeviceContext) -> str:
+    """Return a clause on graph breaks in the compiled code of the analyzed steps."""
+    code = context.host_code
+    frames = [FRAME.match(text) for text in code.texts]
+    resumed = [frame and _RESUMED.search(frame["name"]) for frame in frames]
+    rows = np.flatnonzero(np.array([one is not None for one in resumed] or [False])[code.number])
+    rows = rows[intervals.holding(context.host_window, code.start_ns[rows]) >= 0]
+    if not len(rows):
+        return ""
+    most = int(np.bincount(code.number[rows]).argmax())
+    frame, function = frames[most], resumed[most]
+    assert frame is not None
+    assert function is not None
+    breaks = plural(-(-len(rows) // context.step_count), "graph break")
+    return (
+        f", with {breaks}{' per step' * bool(context.steps)} in compiled code, most in "
+        f"{function['function'] or function['old']} at {frame['file']}:{frame['line']}"
     )
 
 
