@@ -43,6 +43,9 @@ from unified_prof.recording.steps import Steps, StepTrace, TaskTimes, step_of
 from unified_prof.recording.task_order import Capture, LaunchedTasks, join_launches
 from unified_prof.recording.tasks import Tasks
 
+# Minimum share of the calls of the fullest step, in a trace that is cut off.
+COMPLETE_SHARE = 0.75
+
 
 class Recording:
     """The tables of one msprof database, joined.
@@ -172,10 +175,17 @@ class Recording:
                 )
                 for row in order
             ]
-        cut = [name for name, _, end_ns in steps if end_ns > self.cut_ns]
-        if cut:
-            self.findings.add("incomplete_step", f"from step {cut[0]} on", len(cut))
-        return [step for step in steps if step[2] <= self.cut_ns]
+        if self.cut_ns == step_trace.FOREVER or not steps:
+            return steps
+        # If the file is not sorted, earlier steps may lack events, too.
+        calls, times_ns = np.sort(self.host_calls.start_ns.to_array()), [step[1:] for step in steps]
+        count = np.diff(np.searchsorted(calls, np.array(times_ns, np.int64)), axis=1)[:, 0]
+        complete = count >= COMPLETE_SHARE * count.max()
+        complete &= np.array([end_ns for _, end_ns in times_ns]) <= self.cut_ns
+        if not complete.all():
+            first, dropped = steps[int(np.argmin(complete))][0], int((~complete).sum())
+            self.findings.add("incomplete_step", f"from step {first} on", dropped)
+        return [steps[at] for at in np.flatnonzero(complete).tolist()]
 
     @cached_property
     def cut_ns(self) -> int:

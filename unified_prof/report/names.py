@@ -376,7 +376,7 @@ _ANOMALY_NAMES = {
     "impossible_task_time": "device tasks with impossible times, ignored",
     "impossible_time": "impossible times, ignored",
     "incomplete_file": "the file is incomplete",
-    "incomplete_step": "steps that continue after the end of the file, ignored",
+    "incomplete_step": "steps whose events the end of the file cuts off, ignored",
     "loss_not_finite": "the loss was infinite or NaN",
     "loss_not_read": "the loss could not be checked for NaN",
     "measuring_failed": "part of the measurement failed because of an error in uprof",

@@ -49,6 +49,23 @@ def test_time_after_the_cut_is_not_idle(tmp_path: Path, cut: float | None, on_de
     assert found.step_ms <= whole_ms
 
 
+def test_steps_that_lack_calls_of_an_unsorted_trace_are_not_analyzed(tmp_path: Path) -> None:
+    """Calls and kernels of the last step come before those of two earlier steps, which are cut."""
+    recorded = events(on_device=True)
+    lacking = range(3 * PER_STEP * LENGTH_US, 5 * PER_STEP * LENGTH_US)
+    recorded = [
+        one
+        for one in recorded
+        if one["cat"] not in ("kernel", "cuda_runtime") or one["ts"] not in lacking
+    ]
+    path = builders.write(tmp_path / "trace.json", recorded)
+    path.write_text(path.read_text().removesuffix("\n]}") + ',\n{"ph": "X", "na')
+    convert(path, tmp_path / "run.db")
+    found = advice(tmp_path / "run.db")
+    assert (found.steps, found.step_ms) == (2, 10)
+    assert not {one.kind for one in found.findings} & {"host_bound", "unrecorded_work", "late_work"}
+
+
 @pytest.mark.parametrize(("end", "sure"), [("\n]}", "certain"), (',\n{"ph": "X', "possible")])
 def test_findings_before_a_cut_are_possible(tmp_path: Path, end: str, sure: str) -> None:
     """Traces of old releases are not sorted: events before the cut may be missing, too."""
