@@ -194,6 +194,23 @@ def test_communication_in_a_group_of_one_is_no_finding(tmp_path: Path) -> None:
     assert advice(path).findings == ()
 
 
+@pytest.mark.parametrize(
+    ("lengths_us", "cost_us"), [((160, 100, 100, 100), 60), ((160, 130, 115, 100), 0)]
+)
+def test_message_that_takes_longer_than_usual_waits_for_a_rank(
+    tmp_path: Path, lengths_us: tuple[int, ...], cost_us: int
+) -> None:
+    """Its wait is less than half of its time; messages of any length are no wait."""
+    messages, at = [], 400 * US
+    for length_us in lengths_us:
+        messages.append((at, at + length_us * US, 8 * MIB))
+        at += length_us * US
+    findings = findings_by_kind(steps(tmp_path / "run.db", *messages, compute=400 * US))
+    assert ("waiting_for_ranks" in findings) == (cost_us > 0)
+    if cost_us:
+        assert saving_ns(findings["waiting_for_ranks"]) == cost_us * US
+
+
 def test_time_beyond_the_transfer_is_a_wait_for_ranks(tmp_path: Path) -> None:
     # The larger message takes 50 µs, so the smaller one needs at most that: 350 of 400 are waits.
     messages = ((550 * US, 950 * US, 4 * MIB), (950 * US, STEP, 8 * MIB))

@@ -26,12 +26,16 @@ from unified_prof.explain.schedule.selection import Selection
 from unified_prof.recording import collectives, names
 from unified_prof.recording.calls import COMMUNICATION, KERNEL
 from unified_prof.recording.model import Evidence
+from unified_prof.recording.operators import numbered
 
 EXPOSED_SHARE = 0.05  # Minimum share of the time; the last bucket of a step usually costs less.
 # Size of the last bucket of a step that nothing can overlap (DDP's default bucket_cap_mb).
 BUCKET_BYTES = 25 << 20
 # Above this share of communication, waiting for other ranks is the cause, not data transfer.
 WAITING_SHARE = 0.5
+# A message waits if it takes longer than its transfer by more than this share of its time, and than
+# so many times the share by which a quarter of the messages of its kind and size do.
+WAITS, NOISE = 0.25, 4.0
 # Minimum number of messages of one kind and group, each as large or larger, whose fastest defines
 # the transfer time.
 MIN_COMPARABLE = 3
@@ -96,6 +100,16 @@ class _Collectives:
             as_large = np.searchsorted(-size[rows], -size[rows], side="right")
             enough = as_large >= MIN_COMPARABLE
             result[rows[enough]] = fastest[as_large - 1][enough]
+        return result
+
+    def usual_wait(self, wait_ns: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the share of its time up to which waiting of each message is usual."""
+        share, result = wait_ns / np.maximum(self.length, 1), np.full(len(self.rows), WAITING_SHARE)
+        kind, group = self.messages.kind[self.rows], self.messages.group[self.rows]
+        for _, rows in by_key(numbered(kind, group, self.size)):
+            if len(rows) >= 2 * MIN_COMPARABLE:
+                noise = NOISE * float(np.quantile(share[rows], 0.25))
+                result[rows] = min(max(noise, WAITS), WAITING_SHARE)
         return result
 
     def saving(self, saved_ns: NDArray[Any]) -> Selection | None:
@@ -164,7 +178,7 @@ def exposed_communication(context: DeviceContext) -> Iterator[Cause]:
     }
     # Waits that compute hides delay the messages after them.
     wait_ns = np.where(known, messages.length - transfer, 0).astype(np.float64)
-    wait_ns[wait_ns <= WAITING_SHARE * messages.length] = 0
+    wait_ns[wait_ns <= messages.usual_wait(wait_ns) * messages.length] = 0
     fill_ns = wait_ns - _without_fill_ns(context, messages, wait_ns)
     figures |= {"fill_ns": round(float(fill_ns.sum()))} if fill_ns.any() else {}
     wait_ns -= fill_ns
