@@ -20,7 +20,7 @@ import numpy as np
 
 from unified_prof.arrays.grouping import NO_VALUE, Bools, Ints
 from unified_prof.cluster.sequences import RankSequences, SharedColumns, sequences_of
-from unified_prof.errors import StoreError, UsageError
+from unified_prof.errors import StoreError, missing_package
 
 PARTIAL_VERSION = 4  # Part of the file names: partials of other versions are rebuilt.
 # Version with the same columns and the steps of the host, which can still be shown.
@@ -456,14 +456,9 @@ def _shared_tuple(ranks: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _pyarrow() -> tuple[Any, Any]:
-    try:
+    hint = "run `pip install 'unified-prof[cluster]'`"
+    with missing_package("partials are Parquet files, which need pyarrow", hint=hint):
         return import_module("pyarrow"), import_module("pyarrow.parquet")
-    except ImportError as err:
-        raise UsageError(
-            "partials are Parquet files, which need pyarrow",
-            hint="run `pip install 'unified-prof[cluster]'`",
-            slug="missing-package",
-        ) from err
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from unified_prof.compare import gate as judging
 from unified_prof.compare import runs
 from unified_prof.compare.confidence import Noise
 from unified_prof.compare.gate import Limits, Verdict
-from unified_prof.errors import UsageError
+from unified_prof.errors import UsageError, missing_package
 from unified_prof.explain.api import open_reports
 from unified_prof.recording.model import KINDS, Breakdown, By, Summary
 from unified_prof.report.figures import (
@@ -82,12 +82,8 @@ class Answer(Displayed):
         return self._frame("polars", by)
 
     def _frame(self, package: str, by: By) -> Any:
-        try:
+        with missing_package(f"{package} is not installed", hint=f"pip install {package}"):
             library = import_module(package)
-        except ImportError as err:
-            raise UsageError(
-                f"{package} is not installed", hint=f"pip install {package}", slug="missing-package"
-            ) from err
         breakdown = self.breakdown(by)
         return library.DataFrame([row_fields(breakdown, row) for row in breakdown.rows])
 

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
 
-from unified_prof.errors import StoreError, UsageError
+from unified_prof.errors import StoreError, missing_package
 from unified_prof.explain.report_questions import Analysis, OverTime
 from unified_prof.recording.model import Series
 from unified_prof.recording.timeline import Track
@@ -253,14 +253,9 @@ def write_perfetto_trace(
         StoreError: A report is damaged and `lose` is None.
         UsageError: The perfetto package is not installed.
     """
-    try:
+    hint = "run `pip install 'unified-prof[trace]'`, or write a .json"
+    with missing_package("a Perfetto trace needs the perfetto package", hint=hint):
         from perfetto.trace_builder.proto_builder import StreamingTraceProtoBuilder
-    except ImportError as err:
-        raise UsageError(
-            "a Perfetto trace needs the perfetto package",
-            hint="run `pip install 'unified-prof[trace]'`, or write a .json",
-            slug="missing-package",
-        ) from err
     with path.open("wb") as file:
         return _PerfettoWriter(StreamingTraceProtoBuilder(file)).write(analyses, lose)
 

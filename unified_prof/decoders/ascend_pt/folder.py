@@ -15,7 +15,7 @@ import re
 import stat
 import struct
 from collections.abc import Container, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -309,10 +309,7 @@ def read_flat(path: Path, layout: np.dtype[Any], sink: Sink) -> NDArray[Any]:
         RawFormatError: the file cannot be read.
     """
     with _opened(path) as file:
-        try:
-            records = np.fromfile(file, layout)
-        except OSError as err:
-            raise _unreadable(path, err) from err
+        records = np.fromfile(file, layout)
         rest = path.stat().st_size % layout.itemsize
     if rest:
         sink.anomaly(CUT_OFF, 1, f"{path}: {rest} bytes at the end are not a complete record")
@@ -330,23 +327,20 @@ def _pieces(path: Path, sink: Sink) -> Iterator[tuple[bytes, Ints, Ints, Ints]]:
     """Yield chunks of data with the starts, ends and types of their values."""
     data = b""
     with _opened(path) as file:
-        try:
-            while more := file.read(_PIECE_BYTES):
-                if more.count(0) == len(more):
-                    begin = file.tell() - len(more)
-                    if (end := _end_of_hole(path, begin)) > begin:
-                        sink.anomaly(DAMAGED, 1, f"{path}: a hole of {end - begin:,} bytes")
-                        file.seek(end)
-                        data = b""
-                        continue
-                data += more
-                starts, ends, kinds, after = _chain(data)
-                if len(starts):
-                    yield data, starts, ends, kinds
-                data = data[after:]
-                data = _complete_record(path, file, data, sink)
-        except OSError as err:
-            raise _unreadable(path, err) from err
+        while more := file.read(_PIECE_BYTES):
+            if more.count(0) == len(more):
+                begin = file.tell() - len(more)
+                if (end := _end_of_hole(path, begin)) > begin:
+                    sink.anomaly(DAMAGED, 1, f"{path}: a hole of {end - begin:,} bytes")
+                    file.seek(end)
+                    data = b""
+                    continue
+            data += more
+            starts, ends, kinds, after = _chain(data)
+            if len(starts):
+                yield data, starts, ends, kinds
+            data = data[after:]
+            data = _complete_record(path, file, data, sink)
     if data:
         sink.anomaly(CUT_OFF, 1, f"{path}: {len(data)} bytes at the end are not a complete record")
 
@@ -481,14 +475,11 @@ def _fields(piece: _Piece, fixed_bytes: int, wanted: tuple[int, ...]) -> tuple[B
     return at == ends, fields
 
 
-def _opened(path: Path) -> BinaryIO:
-    try:
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    """Open a file; an OSError of the block becomes RawFormatError."""
+    with system_errors(RawFormatError, f"{path}: cannot be read", slug="cannot-read"):
         if not stat.S_ISREG(path.stat().st_mode):
             raise RawFormatError(f"{path} is not a regular file", slug="not-a-regular-file")
-        return path.open("rb")
-    except OSError as err:
-        raise _unreadable(path, err) from err
-
-
-def _unreadable(path: Path, err: OSError) -> RawFormatError:
-    return RawFormatError(f"{path}: cannot be read: {err.strerror or err}", slug="cannot-read")
+        with path.open("rb") as file:
+            yield file

@@ -17,6 +17,8 @@ from unified_prof.base.text import CAPTURE_FACT, most_alike
 from unified_prof.decoders.compression import Content, file_format, format_of_head, head_of
 from unified_prof.errors import OutputError, RawFormatError, StoreError, system_errors
 from unified_prof.pipeline.sources.base import DecodeContext, DecodeResult, Match, Source
+from unified_prof.sqlite.atomic import temporary_folder
+from unified_prof.sqlite.fingerprint import table_names
 
 if TYPE_CHECKING:
     from unified_prof.base.columns import Sink, Tables
@@ -47,8 +49,6 @@ def _database_tables(path: Path) -> frozenset[str]:
 
     If the database is compressed, only its beginning is searched.
     """
-    from unified_prof.sqlite.fingerprint import table_names
-
     if not (head_of(path) or b"").startswith(_SQLITE):
         return frozenset()
     if format_of_head(path) is None:
@@ -74,7 +74,6 @@ def _open_database(path: Path) -> Iterator[Tables]:
         RawFormatError: it cannot be read.
         OutputError: a temporary copy cannot be written.
     """
-    from unified_prof.sqlite.atomic import temporary_folder
     from unified_prof.sqlite.external_tables import foreign_tables
 
     with ExitStack() as resources:
