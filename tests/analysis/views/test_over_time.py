@@ -1,6 +1,8 @@
 """Lines over time keep their extremes when they are thinned."""
 
 import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
 
 from unified_prof.recording.timeline import stacked, thin_line
 
@@ -19,6 +21,20 @@ def test_thinned_line_keeps_ends_and_extremes() -> None:
 def test_short_line_is_not_thinned() -> None:
     time, value = np.arange(5), np.arange(5.0)
     assert thin_line(time, value) == (time, value)
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 5), st.integers(0, 4)), max_size=8))
+def test_stacked_line_is_the_sum_of_the_open_intervals(
+    intervals: list[tuple[int, int, int]],
+) -> None:
+    start, length, height = np.array(intervals, np.int64).reshape(-1, 3).T
+    moments, value = stacked(start, start + length, height)
+    each = [(begin, begin + duration, tall) for begin, duration, tall in intervals]
+    expected = sorted({moment for begin, end, _ in each for moment in (begin, end)})
+    assert moments.tolist() == expected
+    assert value.tolist() == [
+        sum(tall for begin, end, tall in each if begin <= moment < end) for moment in expected
+    ]
 
 
 def test_stacked_line_is_exactly_zero_where_nothing_is_open() -> None:
