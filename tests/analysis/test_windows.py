@@ -14,7 +14,7 @@ from unified_prof.arrays import intervals, packed
 from unified_prof.compare import runs
 from unified_prof.compare.device_diff import diff_recordings
 from unified_prof.explain.advice import device_context
-from unified_prof.explain.api import open_reports
+from unified_prof.explain.api import open_analyses, open_reports
 from unified_prof.explain.msprof import MsprofAnalysis
 from unified_prof.explain.skyline import trees
 from unified_prof.recording import calls, framework, host_calls, idle_time
@@ -303,3 +303,47 @@ def test_nesting_does_not_depend_on_window_size(
         for some in tree.windows():
             top += below.next_window(some, marked[some.rows]).tolist()
         assert top == intervals.climb(parent, marked).tolist()
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 3), st.integers(0, 12), st.integers(0, 4)), min_size=1, max_size=30
+    ),
+    st.booleans(),
+    st.integers(1, 9),
+    st.integers(0, 3),
+)
+@settings(max_examples=300)
+def test_order_of_calls_does_not_depend_on_window_size(
+    ranges: list[tuple[int, int, int]], by_start: bool, window: int, shift: int
+) -> None:
+    if by_start:  # as most recordings are
+        ranges.sort(key=lambda one: one[1])
+    thread, start, duration = np.array(ranges, np.int64).T
+    with pytest.MonkeyPatch.context() as patch:
+        use_small_windows(patch, shift, window)
+        found = host_calls._call_order(*map(packed.pack, (thread, start, duration)))
+    order = np.arange(len(ranges)) if found is None else found
+    assert order.tolist() == np.lexsort((-duration, start, thread)).tolist()
+
+
+@pytest.mark.parametrize("window", [2, 1000])
+def test_device_time_by_operator_does_not_depend_on_window_size(
+    window: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_small_windows(monkeypatch, 1, window)
+    tasks = [(700, 5, "Mul"), (100, 9, "Add"), (300, 4, "Mul"), (100, 2, "Cast"), (900, 1, "Add")]
+    with Device(tmp_path / "msprof_1.db") as device:
+        for start, length, operator in tasks:
+            device.task(start, start + length, kernel=(f"{operator}_kernel", operator))
+    with open_analyses(tmp_path / "msprof_1.db") as (analysis,):
+        assert isinstance(analysis, MsprofAnalysis)
+        assert analysis.summed_calls(above=len(tasks)) is None
+        found = analysis.summed_calls(above=len(tasks) - 1)
+    assert found is not None
+    assert found.start_ns is not None
+    assert found.total_ns is not None
+    rows = zip(found.name.tolist(), found.total_ns, found.start_ns, strict=True)
+    assert [(found.labels.texts[row], total, start - Device.T0) for row, total, start in rows] == [
+        ("Add", 10, 100), ("Cast", 2, 100), ("Mul", 9, 300)
+    ]  # fmt: skip
