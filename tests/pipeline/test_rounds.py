@@ -374,3 +374,11 @@ def test_error_is_the_standard_error_of_the_median_change(change: float) -> None
     new = base * np.exp(change + rng.normal(0, 0.05, 20_000))
     expected = math.sqrt(math.pi / 2) * 0.05 / math.sqrt(20_000)
     assert rounds._error(base.tolist(), new.tolist()) == pytest.approx(expected, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("share", "expected"),
+    [(0.012, "1.2%"), (0.999, "99.9%"), (1, "2 x"), (98.9, "99.9 x"), (99, "> 100 x")],
+)
+def test_changes_of_a_self_test_are_shares_or_factors(share: float, expected: str) -> None:
+    assert noise._change(share) == expected

@@ -1,9 +1,13 @@
 """Damaged, truncated, hostile or unfinished exports are refused or counted."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
+import numpy as np
 import pytest
 
+from tests.decoders.kineto.builders import RowSink
 from tests.decoders.nsys.builders import (
     CALLS,
     COPIES,
@@ -21,6 +25,8 @@ from tests.decoders.nsys.builders import (
     pushed,
     small,
 )
+from unified_prof.base.columns import MISSING
+from unified_prof.decoders.nsys.columns import Fields
 from unified_prof.errors import RawFormatError
 
 # Every table that the decoder reads, so that random values reach all of it.
@@ -107,3 +113,13 @@ def test_strings_beyond_the_memory_limit_are_read_from_disk(
     monkeypatch.setattr("unified_prof.decoders.nsys.columns._TEXTS_IN_MEMORY_BYTES", 1)
     sink = decode_tables(tmp_path, small())
     assert sink.rows("COMPUTE_TASK_INFO", "name", texts=["name"]) == [("void gemm<float>()",)]
+
+
+def test_ids_of_more_than_32_bits_are_counted() -> None:
+    sink = RowSink()
+    fields = cast(Fields, SimpleNamespace(parts=SimpleNamespace(sink=sink)))
+    values = np.array([-(2**31) - 1, -(2**31), 2**31 - 1, 2**31], np.int64)
+    assert Fields.small(fields, values, "stream").tolist() == [MISSING, *values[1:3], MISSING]
+    assert dict(sink.anomalies) == {"unreadable_number": 2}
+    assert Fields.small(fields, values[1:3], "stream").tolist() == values[1:3].tolist()
+    assert dict(sink.anomalies) == {"unreadable_number": 2}
