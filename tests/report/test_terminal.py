@@ -161,3 +161,10 @@ def test_nothing_is_said_about_the_time_of_operations_that_was_not_measured(
         (analysis,) = opened.analyses
         breakdown = replace(analysis.breakdown("operation"), whole_ns=1_000_000)
         assert composition(analysis.summary, [breakdown], advice_of("text")) == []
+
+
+def test_wrapped_item_is_indented_to_its_text() -> None:
+    document = Document()
+    document.line("- step 60 took 3.08 s, 14.8 times the median")
+    lines = render_text(document, width=30).splitlines()
+    assert [line[:6] for line in lines] == ["- step", "  14.8"]

@@ -194,7 +194,7 @@ def test_drift_without_a_capture_is_tried_before_a_capture_of_usual_steps(tmp_pa
     write_run(tmp_path, events=(CAPTURED[0], drift))
     text = render_text(watch_document(run_figures(read_folder(tmp_path), tmp_path)))
     (line,) = [line for line in text.splitlines() if line.startswith("try first")]
-    assert "uprof watch --every 60: steps take longer: data loading" in line
+    assert "uprof watch --every 60 SCRIPT: steps take longer: data loading" in line
 
 
 def test_the_ranks_that_can_be_read_are_reported(tmp_path: Path) -> None:

@@ -502,6 +502,8 @@ _UNITS = {
 }
 # Key without its unit -> heading, if it is not the same.
 _EXTRA_HEADINGS = {
+    "waited": "waiting for CPU",
+    "cpu": "CPU time",
     "least": "min",
     "most": "max",
     "delay_median": "latency median",

@@ -128,6 +128,8 @@ class _TextRenderer:
             return
         text = block.text.lstrip()
         indent = " " * (len(block.text) - len(text))
+        if text.startswith("- "):  # The lines of an item are indented to its text.
+            indent, text = f"{indent}- ", text[2:]
         self._print(text, RichText(indent), style=_STYLES.get(block.kind, ""))
 
     def _print(self, text: str, label: RichText, *, style: str = "", pipe_width: int = 0) -> None:

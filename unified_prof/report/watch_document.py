@@ -202,7 +202,9 @@ def _advice(found: Sequence[RankFigures], folder: Path) -> tuple[str | None, str
             ),
         )
         return best.capture, best.finding or "no findings"
-    command = f"capture {folder}" if any(one.is_running for one in found) else "watch --every 60"
+    command = (
+        f"capture {folder}" if any(one.is_running for one in found) else "watch --every 60 SCRIPT"
+    )
     return None, ": ".join([f"record a timeline with uprof {command}", *unknown[-1:]])
 
 

@@ -201,6 +201,7 @@ function highlighted(text, wanted) {
 const COLUMN_LABELS = {
   total_ns: "time", percent: "share", average_ns: "average", forward_ns: "forward", backward_ns: "backward",
   size_bytes: "memory", weight_bytes: "weights", gradient_bytes: "gradients", activation_bytes: "activations", allocated_bytes: "allocated",
+  waited_ns: "waiting for CPU", cpu_ns: "CPU time",
 };
 
 function breakdownColumns(by, rows, report) {
