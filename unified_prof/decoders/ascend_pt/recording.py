@@ -425,7 +425,7 @@ def decode(path: Path, sink: Sink, stage: Stage = lambda _: nullcontext()) -> De
     recorder = RecordingSink(sink, folder.rank)
     prof = _decode_prof(folder, recorder, stage)
     if prof is None:
-        recorder.write("RANK_DEVICE_MAP", {"rankId": [-1], "deviceId": [-1]})
+        recorder.write("RANK_DEVICE_MAP", {"deviceId": [-1]})
     framework = _Framework(folder, prof, recorder, stage)
     framework.decode()
     folder.write_metadata(sink)

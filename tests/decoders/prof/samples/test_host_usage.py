@@ -1,5 +1,6 @@
 """Host usage from text files of other programs, also damaged ones."""
 
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,26 @@ def test_network_drops_cards_whose_counters_decreased(tmp_path: Path) -> None:
     table, _ = decode_table(host_samples.decode_host_network, host, "HOST_NETWORK_USAGE")
     assert table["speed"].tolist() == pytest.approx([25000.0, 0.0])
     assert table["usage"].tolist() == pytest.approx([0.001 * 0.8, 0.0])
+
+
+def test_usage_is_that_of_the_mean_card_with_traffic() -> None:
+    earlier = host_samples._Sample(10**9, {"a": 0, "b": 100, "idle": 7, "reset": 5})
+    counters = {"a": 25_000, "b": 50_100, "idle": 7, "reset": 1, "new": 9}
+    later = host_samples._Sample(3 * 10**9, counters)
+    speeds = dict.fromkeys(counters, 1) | {"b": 10}
+    usage, traffic = host_samples._traffic(earlier, later, speeds)
+    assert (usage, traffic) == pytest.approx((37_500 / 2 / 1_250_000 * 100, 37_500))
+    assert host_samples._traffic(later, later, speeds) == (0, 0)
+    assert host_samples._traffic(later, earlier, speeds) == (0, 0)
+
+
+def test_cpu_usage_is_at_most_the_interval_of_each_thread() -> None:
+    earlier = host_samples._Sample(0, {1: (10, 0), 2: (5, 3), 3: (9, 3)}, Fraction(1))
+    later = host_samples._Sample(0, {1: (11, 4), 2: (9, 3), 3: (8, 3), 4: (7, 0)}, Fraction(3))
+    assert host_samples._usage(earlier, later, 1) == {4: 50, 3: 100}
+    assert host_samples._usage(later, later, 1) == host_samples._usage(later, earlier, 1) == {}
+    unknown = host_samples._Sample(0)
+    assert host_samples._usage(unknown, later, 1) == host_samples._usage(earlier, unknown, 1) == {}
 
 
 def test_disk_rates_have_units(tmp_path: Path) -> None:
