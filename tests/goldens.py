@@ -21,6 +21,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 from tests.analysis.builders import Device, memory_report, run_time_report, training_step
@@ -41,6 +42,8 @@ from tests.simulated.machine import Machine, Settings
 from tests.simulated.models import Model, run_step
 from tests.texts import json_lines, rounded
 from unified_prof.base.run_spec import Frame
+from unified_prof.cli.app import app
+from unified_prof.cli.command import _NumberType
 from unified_prof.explain.advice import registry
 from unified_prof.explain.roofline import ascend, serving_formulas
 from unified_prof.explain.roofline.arguments import Arguments, UnknownCostError, parsed
@@ -294,6 +297,7 @@ RECORDINGS: dict[str, Callable[[], Any]] = {
     "cluster": cluster,
     "cluster_faults": cluster_faults,
     "formulas": lambda: None,
+    "options": lambda: None,
     "migrate": lambda: make_msmonitor(Path("msmonitor_1_20260101000000000_0.db")),
 }
 
@@ -336,6 +340,8 @@ def output_of(words: list[str]) -> str:
     if words[0] == "dump":
         with closing(sqlite3.connect(words[1])) as db:
             return snapshots.rows_text(db)
+    if words[0] == "options":
+        return "".join(options(app))
     if words[0] == "formulas":
         return "".join(formulas(words[1]))
     if words[0] == "formula":
@@ -354,6 +360,21 @@ def output_of(words: list[str]) -> str:
         for file in sorted(out.iterdir()) if out.is_dir() else [out]:
             parts += [f"--- {file.name}\n", readable(file.read_text(encoding="utf-8"))]
     return "".join(parts)
+
+
+def options(command: click.Command, name: str = "uprof") -> Iterator[str]:
+    """Yield the options of all commands that have a default or limits."""
+    if isinstance(command, click.Group):
+        for part, inner in sorted(command.commands.items()):
+            yield from options(inner, f"{name} {part}")
+        return
+    for option in command.params:
+        number = option.type if isinstance(option.type, _NumberType) else None
+        limits = (number._low, number._high) if number else (None, None)
+        default = option.default if isinstance(option.default, int | float | str) else None
+        if default or limits != (None, None):
+            kind = f"{option.opts[-1]} {option.type.name}"
+            yield f"{name} {kind}: default {default}, limits {limits}\n"
 
 
 def formulas(shape: str) -> Iterator[str]:
