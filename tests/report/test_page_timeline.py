@@ -185,7 +185,10 @@ def test_critical_path_is_the_last_lane(window: Browser, launch_page: Path) -> N
     texts = [f"{path.labels[at]}: {names.format_duration(length)}" for at, length in segments]
     assert chosen.startswith(tuple(texts))
     assert chosen.endswith("critical path")
-    assert "path: kernel" in window.run("return document.querySelector('#timeline').textContent")
+    swatches = "[...document.querySelectorAll('#timeline .legend .swatch')]"
+    colors = window.run(f"return {swatches}.map((one) => one.style.background)")
+    assert len(colors) == len(set(colors)), "the path has the colors of what is on it"
+    assert "var(--compute)" in colors
 
 
 def test_idle_reasons_are_drawn_selected_and_summed(window: Browser, launch_page: Path) -> None:
