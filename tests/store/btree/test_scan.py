@@ -17,7 +17,7 @@ from tests.sql import execute
 from unified_prof.arrays.grouping import MISSING
 from unified_prof.base.columns import Tables
 from unified_prof.errors import UprofError
-from unified_prof.sqlite import column_reader, integer_columns
+from unified_prof.sqlite import column_reader, external_tables, integer_columns
 from unified_prof.sqlite.external_tables import foreign_tables
 from unified_prof.sqlite.integer_columns import of_table
 from unified_prof.sqlite.opening import open_read_only
@@ -333,6 +333,16 @@ def test_texts_of_every_encoding_equal_those_of_sqlite(tmp_path: Path, encoding:
     path = create_table(tmp_path / "a.db", rows, columns="a, d", before=before)
     check_integers(path, "a")
     check_foreign(path, numbers={"a": 0}, texts=["d"])
+
+
+def test_texts_up_to_the_limit_are_read_from_pages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(external_tables, "MAX_TEXT", 5)
+    for text in ("12345", "123456"):
+        rows = [(at, text[:at]) for at in range(len(text) + 1)]
+        path = create_table(tmp_path / f"{text}.db", rows, columns="d TEXT")
+        check_foreign(path, numbers={}, texts=["d"], only_pages=len(text) == 5)
 
 
 def test_unusual_texts_equal_those_of_sqlite(tmp_path: Path) -> None:
