@@ -221,7 +221,6 @@ class Pool:
 
     _FEWEST_SLOTS, _MOST_SLOTS = 1 << 10, 1 << 18
     _SLOTS_EACH = 16
-    _FACTOR = np.uint64(0x9E37_79B9_7F4A_7C15)
 
     def __init__(self) -> None:
         self._values = np.zeros(0, np.uint64)
@@ -254,7 +253,7 @@ class Pool:
 
     def _slots_of(self, values: NDArray[np.uint64]) -> NDArray[np.int64]:
         shift = np.uint64(65 - len(self._slots).bit_length())
-        result = values * self._FACTOR
+        result = values * _FACTOR
         result >>= shift
         return result.view(np.int64)
 

@@ -70,7 +70,8 @@ class DynamicRecording:
             run_group(
                 command, environment=os.environ, relay=self._heard, feed=self._feed, tick=self._look
             )
-            if not (self.failure or any(map(has_device_data, msprof_outcome.find(self._place)))):
+            recorded = map(msprof_outcome.inspect, msprof_outcome.find(self._place))
+            if not (self.failure or any(one.has_device_data for one in recorded)):
                 self.failure = "msprof recorded no device"
         except (UprofError, OSError) as error:
             self.failure = str(error)
@@ -103,8 +104,3 @@ class DynamicRecording:
 
 
 _NOT_DYNAMIC = f"the program started without {MODE_VARIABLE}={MODE}"
-
-
-def has_device_data(path: Path) -> bool:
-    """Return True if the PROF_* directory `path` has data of a device."""
-    return msprof_outcome.inspect(path).has_device_data

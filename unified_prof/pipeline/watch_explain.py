@@ -14,8 +14,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from unified_prof.backends.msprof_dynamic import has_device_data
-from unified_prof.backends.msprof_outcome import find
+from unified_prof.backends.msprof_outcome import find, inspect
 from unified_prof.compare import runs
 from unified_prof.compare.device_diff import diff_recordings
 from unified_prof.compare.diff import diff
@@ -42,7 +41,8 @@ def explain_capture(folder: Path, healthy: Path | None) -> str:
         UprofError: It cannot be converted.
     """
     problem, database = "", folder / _REPORT
-    for recording in (*filter(has_device_data, find(folder)), folder / TRACE_NAME):
+    recordings = [one for one in find(folder) if inspect(one).has_device_data]
+    for recording in (*recordings, folder / TRACE_NAME):
         try:
             convert(recording, database, force=True)
             break
