@@ -102,6 +102,41 @@ def test_waiting_of_a_message_that_starts_with_another_one_costs_its_time(tmp_pa
     assert saving_ns(finding) == pytest.approx(400 * US, rel=0.01)
 
 
+@pytest.mark.parametrize(
+    ("reducing", "optimizer_steps", "cost_us"),
+    [((0, 1, 2, 3), (3,), 450), ((3,), (3,), None), ((0, 1, 2, 3), (0, 1, 2, 3), None)],
+)
+def test_reductions_before_the_last_backward_pass_of_an_optimizer_step_cost_their_time(
+    tmp_path: Path,
+    reducing: tuple[int, ...],
+    optimizer_steps: tuple[int, ...],
+    cost_us: int | None,
+) -> None:
+    """Four micro-steps with kernels of 50 us, whose reductions of 150 us follow all kernels."""
+    with RunWithCollectives(tmp_path / "run.db", revision="latest") as run:
+        for step in range(5):
+            begin = step * STEP
+            run.step(step, begin, begin + STEP)
+            for number in range(4):
+                host, kernel = begin + number * 20 * US, begin + number * 50 * US
+                run.call(host, host + 5 * US, "DistributedDataParallel.forward")
+                run.kernel(kernel + 2 * US, kernel + 50 * US, launched=host, takes=US)
+                if number in reducing:
+                    launch = run.api(host + 10 * US, host + 11 * US, "cudaLaunchKernelExC")
+                    start = begin + 200 * US + number * 150 * US
+                    run.all_reduce(start, start + 150 * US, 8 * MIB, connection=launch)
+                if number in optimizer_steps:
+                    run.call(host + 15 * US, host + 16 * US, "Optimizer.step#AdamW.step")
+            run.api(begin + 90 * US, begin + STEP, "cudaDeviceSynchronize")
+    finding = findings_by_kind(tmp_path / "run.db").get("repeated_reductions")
+    if cost_us is None:
+        assert finding is None
+    else:
+        assert finding is not None
+        assert saving_ns(finding) == pytest.approx(cost_us * US, rel=0.05)
+        assert "reduced 4 times per optimizer step (12 collectives before" in finding.text
+
+
 def exposed_cost_us(path: Path) -> float:
     """Return the cost of exposed communication per step."""
     finding = findings_by_kind(path).get("exposed_communication")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -12,7 +13,12 @@ from numpy.typing import NDArray
 from unified_prof.arrays import intervals
 from unified_prof.arrays.grouping import Frame, Ints, Lookup, Runs, by_key
 from unified_prof.base.text import NS_PER_S, scaled
-from unified_prof.explain.advice.device_context import Cause, DeviceContext, matrix_kernels
+from unified_prof.explain.advice.device_context import (
+    Cause,
+    DeviceContext,
+    is_optimizer_step,
+    matrix_kernels,
+)
 from unified_prof.explain.advice.idle_segments import (
     MIN_SHARE,
     WARN_SHARE,
@@ -112,19 +118,36 @@ class _Collectives:
                 result[rows] = min(max(noise, WAITS), WAITING_SHARE)
         return result
 
+    @cached_property
+    def _tasks(self) -> tuple[Ints, NDArray[np.int32], NDArray[np.int32]]:
+        """Rows of communication tasks, the place of each message in them, and their launches."""
+        tasks, recording = self._context.tasks, self._context.recording
+        rows = np.flatnonzero(tasks.kind == COMMUNICATION).astype(np.int64)
+        # Messages of several streams may start at one moment, when what they wait for ends.
+        keys = tasks.start_ns[rows] + (tasks.length_ns[rows] << 32)
+        task = Lookup(keys).rows(self.start + (self.length << 32))
+        return (
+            rows,
+            task,
+            recording.host_calls.launching(recording.work.connection[tasks.row[rows]]),
+        )
+
+    @property
+    def launched_ns(self) -> Ints:
+        """Time of the launch of each message, -1 if unknown."""
+        _, task, launches = self._tasks
+        call = np.append(launches, -1)[task]
+        start_ns = np.append(self._context.recording.host_calls.start_ns, -1)[call]
+        return np.where((task >= 0) & (call >= 0), start_ns, -1)
+
     def saving(self, saved_ns: NDArray[Any]) -> Selection | None:
         """Return the change by which messages are shorter; None if their launches are unknown.
 
         Without launches, the recording does not show which tasks wait for a message.
         """
-        tasks, recording = self._context.tasks, self._context.recording
-        rows = np.flatnonzero(tasks.kind == COMMUNICATION)
-        # Messages of several streams may start at one moment, when what they wait for ends.
-        keys = tasks.start_ns[rows] + (tasks.length_ns[rows] << 32)
-        task = Lookup(keys).rows(self.start + (self.length << 32))
+        rows, task, launches = self._tasks
         saved, known = np.zeros(len(rows)), task >= 0
-        launches = recording.host_calls.launching(recording.work.connection[tasks.row[rows]])
-        if not len(recording.host_calls) or not (launches >= 0).any():
+        if not (launches >= 0).any():
             return None
         np.maximum.at(saved, task[known], saved_ns[known])
         return self._context.saving(rows, saved)
@@ -158,6 +181,45 @@ class _Collectives:
 
 
 _BYTES = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"), (1, "bytes"))
+
+
+def repeated_reductions(context: DeviceContext) -> Iterator[Cause]:
+    """Find gradients that DDP reduces more than once per optimizer step."""
+    framework = context.recording.framework
+    assert framework is not None
+    messages = _Collectives(context, "others")
+    kinds = np.array([kind in ("all_reduce", "reduce_scatter") for kind in messages.messages.kinds])
+    starts = [
+        np.sort(framework.start_ns[context.ranges(wanted, ahead=True)])
+        for wanted in (lambda name: name == "DistributedDataParallel.forward", is_optimizer_step)
+    ]
+    forward_ns, optimizer_ns = starts
+    if not len(messages.rows) or len(forward_ns) < 2 or not len(optimizer_ns):
+        return
+    launched_ns = messages.launched_ns
+    forward = np.searchsorted(forward_ns, launched_ns, side="right") - 1
+    reduces = kinds[messages.messages.kind[messages.rows]] & (forward >= 0)
+    step = np.searchsorted(optimizer_ns, forward_ns)
+    # Optimizers with parts of the parameters may follow each other: their passes are the same.
+    passes = np.unique(forward[reduces])
+    passes = passes[step[passes] < len(optimizer_ns)]
+    last = np.isin(np.arange(len(forward_ns)), passes[Runs(step[passes]).last])
+    early = reduces & np.isin(forward, passes) & ~last[forward]
+    steps = len(np.unique(step[passes]))
+    if 2 * steps > len(passes) or 2 * early.sum() < reduces.sum():
+        return
+    yield context.finding(
+        float(messages.alone_ns[early].sum()),
+        f"repeated reductions: gradients are reduced {len(passes) / steps:.3g} times per optimizer "
+        f"step ({plural(int(early.sum()), 'collective')} before the last backward pass)",
+        advice="accumulate gradients on each rank: run all but the last micro-step in no_sync() "
+        "of DistributedDataParallel",
+        sure="likely",
+        change=messages.saving(np.where(early, messages.length, 0)),
+        least=WARN_SHARE,
+        figures={"passes": len(passes), "optimizer_steps": steps, "collectives": int(early.sum())},
+        evidence=messages.evidence(early),
+    )
 
 
 def exposed_communication(context: DeviceContext) -> Iterator[Cause]:

@@ -174,6 +174,7 @@ RULES: tuple[Rule, ...] = (
     Rule(host_rules.late_work, host, cheap=True),
     Rule(communication_rules.small_buckets, _COLLECTIVES, cheap=True),
     Rule(communication_rules.retransmission, _MESSAGES, only="NPU"),
+    Rule(communication_rules.repeated_reductions, both(_COLLECTIVES, framework)),
     Rule(communication_rules.exposed_communication, _COLLECTIVES, cheap=True),
     Rule(product_rules.avoidable_products, both(device, framework, _SHAPES)),
     Rule(optimizer_rules.dense_embedding),
