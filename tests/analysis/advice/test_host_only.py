@@ -69,7 +69,9 @@ def test_gaps_at_the_same_place_of_each_step_are_time_between_operations(
         finding = found["time_between_operations"]
         assert saving_ns(finding) == pytest.approx(3 * MS, rel=0.02)
         assert f"mostly {place}; saves" in finding.text
-        assert ("line" in finding.evidence[0]) == (frame is not None)
+        name = "write before aten::operation3" if frame else place
+        line = "/home/me/log.py:7" if frame else None
+        assert (finding.evidence[0]["name"], finding.evidence[0].get("line")) == (name, line)
 
 
 def test_gaps_with_a_cause_have_other_findings(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -78,6 +79,10 @@ def other_code(run: Tracked) -> Iterator[Finding]:
     )
 
 
+# The line in `step at train.py:12 before aten::linear`, the name of a gap in a recording.
+_CODE_LINE = re.compile(r" at (.+:\d+)(?= before )")
+
+
 def time_between_operations(run: Tracked) -> Iterator[Finding]:
     """Find time outside operations, passes and other parts, by the lines around it."""
     assert run.gaps is not None
@@ -101,12 +106,12 @@ def time_between_operations(run: Tracked) -> Iterator[Finding]:
         figures={"between_ns": round(whole), "share": round(share, 4), "lines": len(medians)},
         evidence=[
             {
-                "name": line,
+                "name": _CODE_LINE.sub("", line),
                 "count": counts[line],
                 "total_ns": round(medians[line] * whole / between),
             }
-            | ({} if line.startswith("before ") else {"line": line})
-            for line in heaviest
+            | ({} if line.startswith("before ") else {"line": code[1] if code else line})
+            for line, code in ((line, _CODE_LINE.search(line)) for line in heaviest)
         ],
     )
 
