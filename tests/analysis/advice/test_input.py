@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
+import pytest
+
 from tests.analysis.advice.faulty_runs import MS, US, FaultyRun, advice, findings_by_kind, saving_ns
 
 FETCH = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
@@ -48,6 +50,31 @@ def test_input_wait_names_the_function_of_the_user_that_takes_most_of_it(tmp_pat
     )
     path = write_fetches(tmp_path / "run.db", ahead=False, frames=frames)
     assert ", mostly in collate at data.py:88" in findings_by_kind(path)["input_wait"].text
+
+
+@pytest.mark.parametrize(
+    ("on_device", "step_ms", "fetch_ms", "expected"),
+    [
+        (True, 20, 1.4, True),
+        (False, 20, 1.4, False),
+        (True, 40, 1.4, False),
+        (True, 1, 0.07, False),
+    ],
+)
+def test_long_waits_of_a_device_for_input_count_from_a_smaller_share_on(
+    tmp_path: Path, on_device: bool, step_ms: int, fetch_ms: float, expected: bool
+) -> None:
+    """Short ones are the overhead of a loader, which more workers do not change."""
+    with FaultyRun(tmp_path / "run.db") as run:
+        for step in range(5):
+            begin, end = step * step_ms * MS, (step + 1) * step_ms * MS
+            ready = begin + int(fetch_ms * MS)
+            run.call(begin, end, f"ProfilerStep#{step}")
+            run.call(begin, ready, FETCH)
+            run.call(ready, end, "aten::linear")
+            if on_device:
+                run.kernel(ready + 2 * US, end, launched=ready)
+    assert ("input_wait" in findings_by_kind(tmp_path / "run.db")) == expected
 
 
 def test_fetch_overlapped_with_device_work_is_no_finding(tmp_path: Path) -> None:

@@ -53,6 +53,12 @@ FRAME = re.compile(r"(?P<file>[^\n]+?)\((?P<line>\d+)\): (?P<name>.+)$")
 _STEP = re.compile(r"ProfilerStep\b")
 
 
+def code_place(text: str) -> str:
+    """Return `step at train.py:12` for `train.py(12): step`; other names as they are."""
+    frame = FRAME.match(text)
+    return text if frame is None else f"{frame['name']} at {frame['file']}:{frame['line']}"
+
+
 def is_optimizer_step(name: str) -> bool:
     """Return True for the range that torch records around a step of an optimizer."""
     return name.startswith("Optimizer.step")

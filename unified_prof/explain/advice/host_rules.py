@@ -17,6 +17,7 @@ from unified_prof.explain.advice.device_context import (
     MIN_NAMED_GAP_NS,
     Cause,
     DeviceContext,
+    code_place,
 )
 from unified_prof.explain.advice.idle_segments import (
     COSTLY,
@@ -324,7 +325,8 @@ def _short_kernels(context: DeviceContext) -> str:
 
 
 COSTLY_SHARE = 0.10  # Minimum share of the time, as for tracked workloads.
-WAIT_SHARE = 0.10  # Minimum share of a step (TraceML's threshold).
+# Minimum share of a step (TraceML's threshold), and for a device with waits of `LONG_NS` or more.
+WAIT_SHARE, DEVICE_WAIT_SHARE = 0.10, 0.05
 # A single wait of this length is reported (MindStudio advisor's threshold) if waits take at least
 # WARN_SHARE of the time.
 LONG_WAIT_NS = 10_000_000
@@ -346,7 +348,9 @@ def input_wait(context: DeviceContext) -> Iterator[Cause]:
     cost = waits.total_ns
     longest = int((waits.end_ns - waits.start_ns).max(initial=0))
     share = context.share(cost)
-    if share < WAIT_SHARE and (longest <= LONG_WAIT_NS or share < WARN_SHARE):
+    is_long = context.device is not None and longest >= LONG_NS
+    least = DEVICE_WAIT_SHARE if is_long else WAIT_SHARE
+    if share < least and (longest <= LONG_WAIT_NS or share < WARN_SHARE):
         return
     subject = "the program" if context.device is None else "the device"
     ranges = _input_ranges(context)
@@ -382,9 +386,8 @@ def _loading_code(context: DeviceContext) -> str:
     total = np.bincount(code.number[inside], (code.end_ns - code.start_ns)[inside])
     most = np.flatnonzero(total >= COVERED_SHARE * max(loading.total_ns, 1))
     for number in most[np.argsort(total[most], kind="stable")].tolist():
-        frame = FRAME.match(code.texts[number])
-        if frame is not None and user_frame(code.texts[number]):
-            return f", mostly in {frame['name']} at {frame['file']}:{frame['line']}"
+        if user_frame(code.texts[number]):
+            return f", mostly in {code_place(code.texts[number])}"
     return ""
 
 

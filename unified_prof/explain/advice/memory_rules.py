@@ -12,7 +12,7 @@ from unified_prof.arrays import intervals
 from unified_prof.arrays.grouping import Frame, Ints
 from unified_prof.arrays.intervals import IntervalSet
 from unified_prof.arrays.packed import codes
-from unified_prof.explain.advice.device_context import FRAME, Cause, DeviceContext
+from unified_prof.explain.advice.device_context import Cause, DeviceContext, code_place
 from unified_prof.explain.advice.idle_segments import (
     COVERED_SHARE,
     EVIDENCE_ROWS,
@@ -363,9 +363,7 @@ def _grown_code(context: DeviceContext, slow: int, excess_ns: float) -> tuple[st
     around = of_step[np.argsort(code.start_ns[of_step], kind="stable")]
     unusual = np.isin(code.number[around], long[usual_ns == 0])
     outermost = [code.texts[number] for number in code.number[around[unusual]].tolist()]
-    shown = next(filter(user_frame, outermost), outermost[0] if outermost else text)
-    frame = FRAME.match(shown)
-    named = f"{frame['name']} at {frame['file']}:{frame['line']}" if frame else shown
+    named = code_place(next(filter(user_frame, outermost), outermost[0] if outermost else text))
     only_there = bool((step[rows[code.number[rows] == code.number[innermost]]] == slow + 1).all())
     framework = context.recording.framework
     if framework is None:
