@@ -27,7 +27,7 @@ FORMAT_VERSION = 1
 
 _MAX_RULES_PER_REASON = 4  # Number of rules to name if many are skipped for the same reason.
 _MAX_REASONS = 3  # Maximum number of reasons in text.
-_NO_FINDINGS = "no findings"
+_NO_FINDINGS, _NOTHING_ANALYZED = "no findings", "nothing analyzed: no rule has its data"
 _BYTES = re.compile(r"(?<![\w.])(\d[\d,]*) bytes\b")
 
 
@@ -147,7 +147,7 @@ def add_advice(
         shown = f" ({share})" if advice.together_ms <= step_ms else ""
         document.fact("all together", f"save up to {saved}{_unit(advice)}{shown}")
     if not advice.findings:
-        document.line("; ".join([_NO_FINDINGS, *said]))
+        document.line("; ".join([_NO_FINDINGS if advice.judged else _NOTHING_ANALYZED, *said]))
     for place, found in enumerate(advice.findings[:top], start=1):
         document.heading(f"{place}. {_heading(found, advice)}")
         document.line(f"   {found.text}")

@@ -273,6 +273,24 @@ def test_compilation_with_ranges_for_its_parts_counts_once(tmp_path: Path) -> No
     assert "the program waits meanwhile for 45 % of the time" in finding.text
 
 
+def test_compilation_of_a_host_ahead_of_its_device_is_counted_and_placed(tmp_path: Path) -> None:
+    """It begins in the second step of the host, when the device still runs the first one."""
+    with FaultyRun(tmp_path / "run.db") as run:
+        host = device = 0
+        for step, compile_ms in enumerate((0, 30, 0, 0)):
+            launch, end = host + compile_ms * MS, host + (compile_ms + 15) * MS
+            run.call(host, end, f"ProfilerStep#{step}")
+            if compile_ms:
+                run.call(host + US, launch, "_compile.compile_inner (dynamo_timed)")
+                row = {"startNs": host, "endNs": end, "globalTid": 1}
+                run.row("UPROF_PYTHON_FRAMES", **row, name=run.text("train.py(9): step"))
+            device = max(device, launch + 5 * US)
+            run.kernel(device, device + 20 * MS, launched=launch)
+            host, device = end, device + 20 * MS
+    text = findings_by_kind(tmp_path / "run.db")["compile_stalls"].text
+    assert "compiled or loaded once after the first step, longest in step at train.py:9;" in text
+
+
 def test_operator_with_codegen_in_its_name_is_no_compilation(tmp_path: Path) -> None:
     """FBGEMM runs embedding operators with such names in every step."""
     name = "fbgemm::split_embedding_backward_codegen_rowwise_adagrad_cpu"

@@ -11,7 +11,12 @@ import numpy as np
 from unified_prof.arrays import intervals
 from unified_prof.arrays.grouping import Frame, Ints
 from unified_prof.arrays.intervals import IntervalSet
-from unified_prof.explain.advice.device_context import MIN_NAMED_GAP_NS, Cause, DeviceContext
+from unified_prof.explain.advice.device_context import (
+    MIN_NAMED_GAP_NS,
+    Cause,
+    DeviceContext,
+    code_place,
+)
 from unified_prof.explain.advice.idle_segments import (
     EVIDENCE_ROWS,
     LESS_COLLECTION,
@@ -33,6 +38,7 @@ from unified_prof.recording.calls import COPY, KERNEL
 from unified_prof.recording.idle import HOST, INPUT, LAUNCHED, SYNCHRONIZING
 from unified_prof.recording.model import Evidence, Sureness
 from unified_prof.recording.names import Words
+from unified_prof.recording.python_frames import user_frame
 from unified_prof.recording.recording import Recording
 
 # If this share of the bytes is copied in the first 2 s (a fifth of a short recording), it is model
@@ -194,10 +200,14 @@ def _stalls(
     on_host = intervals.union(on_host, intervals.merge(start[queued], end[queued]))
     on_host = intervals.subtract(on_host, context.claimed)
     context.claim(stalls)
-    rows = np.flatnonzero(context.is_analyzed(start))
+    # A host that runs ahead enters an analyzed step while the device is in the one before.
+    rows = np.flatnonzero(intervals.covered(context.window, start, end) > 0)
     # A compilation has ranges for its parts.
     count = len(intervals.merge(start[rows], end[rows]))
     often = times(count) + (" after the first step" if len(context.steps) > 1 else "")
+    longest = rows[int((end - start)[rows].argmax())]
+    code = context.host_code.covering(int(start[longest]), int(end[longest]), None)
+    often += next((f", longest in {code_place(one)}" for one in code if user_frame(one)), "")
     yield context.finding(
         cost,
         f"{text.format(often=often)}; the {context.paused} meanwhile for "
