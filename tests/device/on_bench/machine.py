@@ -38,7 +38,7 @@ def test_training_has_no_warnings() -> None:
 
 def test_kernel_takes_its_set_duration() -> None:
     start, end = event(), event()
-    bench.launch("any", 1)  # makes the next kernel begin when this one ends, not at its launch
+    bench.launch("ahead", 500 * MS)  # the host may lose its processor for some time
     start.record()
     bench.launch("long", 3 * MS)
     before_end = end.query()
@@ -49,12 +49,11 @@ def test_kernel_takes_its_set_duration() -> None:
         start.elapsed_time(end)
     torch.accelerator.synchronize()
     assert end.query()
-    # The interval holds the kernel, and the launch time on the host if the device idled.
-    assert 3.0 <= start.elapsed_time(end) < 50
+    assert start.elapsed_time(end) == pytest.approx(3, abs=1e-9)
 
 
 def test_kernels_of_a_stream_run_one_after_another() -> None:
-    bench.launch("ahead", 20 * MS)
+    bench.launch("ahead", 500 * MS)
     start, end = event(), event()
     start.record()
     for _ in range(100):
@@ -66,10 +65,10 @@ def test_kernels_of_a_stream_run_one_after_another() -> None:
 
 def test_synchronization_waits_for_the_kernel() -> None:
     began = time.perf_counter()
-    bench.launch("long", 30 * MS)
-    assert time.perf_counter() - began < 0.03
+    bench.launch("long", 500 * MS)
+    assert time.perf_counter() - began < 0.5
     torch.accelerator.synchronize()
-    assert time.perf_counter() - began >= 0.03
+    assert time.perf_counter() - began >= 0.5
 
 
 def test_streams_run_in_parallel_and_wait_for_events() -> None:
@@ -120,7 +119,7 @@ def test_captured_graph_runs_when_replayed() -> None:
     assert graph.names == ["add", "event"]
     assert torch.accelerator.current_stream().query()  # nothing ran
     start, end = event(), event()
-    bench.launch("ahead", 5 * MS)
+    bench.launch("ahead", 500 * MS)
     start.record()
     graph.replay()
     end.record()
@@ -130,7 +129,7 @@ def test_captured_graph_runs_when_replayed() -> None:
 
 def test_kernel_error_is_raised_at_synchronization() -> None:
     x = torch.ones(4, device="bench")
-    torch.ops.bench.failing(x, 20 * MS, "index out of bounds")
+    torch.ops.bench.failing(x, 500 * MS, "index out of bounds")
     x + 1  # the kernel fails later
     with pytest.raises(RuntimeError, match="index out of bounds"):
         torch.accelerator.synchronize()
