@@ -105,6 +105,7 @@ def pytest_collection() -> Generator[None, object, object]:
         return (yield)
     finally:
         gc.freeze()
+        gc.set_threshold(5_000, 20, 20)  # seldom: it takes 6 % of the time
         gc.enable()
 
 
