@@ -113,7 +113,7 @@ def test_messages_go_to_stderr_and_stdout_belongs_to_the_workload(
     for text in (
         "cpu: a processor",
         "median 22.0 ms, p90 23.6 ms (n = 2)\n",
-        "\nforward   9.00 ms  40.9 %",
+        "\nforward     9.00 ms  40.9 %",
         "peak 2.93 KiB",
         "net.py:11",
         "iterations unmatched",

@@ -128,7 +128,7 @@ def test_change_without_effect_is_refused(
     two_steps: Path, capsys: pytest.CaptureFixture[str], wrong: str
 ) -> None:
     message = run(capsys, str(two_steps), "--faster", wrong, code=2)
-    assert "expected NAME=K, for example aten::mm=2" in message
+    assert "expected NAME=K with K above 0, for example aten::mm=2" in message
 
 
 def test_report_without_a_timeline_is_refused(

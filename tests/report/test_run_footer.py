@@ -71,7 +71,7 @@ def test_parts_of_the_median_iteration_add_up_to_its_duration(tmp_path: Path) ->
         headline = dict(report_document.report_headline(collect_figures(analyses[0], [])))
         parts = report_document.iteration_parts(analyses[0].summary.totals)
     assert headline["iteration"] == "median 11.0 ms, p90 26.2 ms (n = 3)"
-    assert parts == [("forward", 7_000_000), ("backward", 2_000_000), ("other", 2_000_000)]
+    assert parts == [("forward", 7_000_000), ("backward", 2_000_000), ("other code", 2_000_000)]
     assert next(iter(headline)) == "iteration", "the length of a step comes first"
 
 
