@@ -56,7 +56,7 @@ net = Slow().eval()
 with torch.no_grad():
     for _ in range(20):
         result = net(torch.ones(4, 8))
-        time.sleep(0.003)
+        time.sleep(0.05)
         result.argmax(1)
 """, iterations=4, scope="project")  # fmt: skip
     assert tracked.complete
@@ -64,8 +64,8 @@ with torch.no_grad():
     for record in tracked.iterations:
         assert record.forward_ms is not None
         assert record.forward_ms >= 4
-        assert record.total_ms - record.forward_ms >= 3
-    assert min(record.forward_ms or 0 for record in tracked.iterations) < 7
+        assert record.total_ms - record.forward_ms >= 50
+    assert min(record.forward_ms or 0 for record in tracked.iterations) < 50
 
 
 def test_each_token_of_a_generation_is_an_iteration(workload: Workload) -> None:

@@ -85,7 +85,7 @@ def wait_for_steps(folder: Path, count: int) -> None:
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    end_s = time.monotonic() + 60
+    end_s = time.monotonic() + 300
     while not condition():
         assert time.monotonic() < end_s
         time.sleep(0.05)
