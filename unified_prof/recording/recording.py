@@ -43,7 +43,7 @@ from unified_prof.recording.steps import Steps, StepTrace, TaskTimes, step_of
 from unified_prof.recording.task_order import Capture, LaunchedTasks, join_launches
 from unified_prof.recording.tasks import Tasks
 
-# Minimum share of the calls of the fullest step, in a trace that is cut off.
+# Minimum share of the usual number of calls of a step, in a trace that is cut off.
 COMPLETE_SHARE = 0.75
 
 
@@ -180,7 +180,9 @@ class Recording:
         # If the file is not sorted, earlier steps may lack events, too.
         calls, times_ns = np.sort(self.host_calls.start_ns.to_array()), [step[1:] for step in steps]
         count = np.diff(np.searchsorted(calls, np.array(times_ns, np.int64)), axis=1)[:, 0]
-        complete = count >= COMPLETE_SHARE * count.max()
+        # The first step may have many more calls than the others, and a few others, too.
+        later = np.sort(count[1:] if len(count) > 2 else count)
+        complete = count >= COMPLETE_SHARE * later[-1 - len(later) // 4]
         complete &= np.array([end_ns for _, end_ns in times_ns]) <= self.cut_ns
         if not complete.all():
             first, dropped = steps[int(np.argmin(complete))][0], int((~complete).sum())

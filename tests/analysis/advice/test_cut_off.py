@@ -49,9 +49,15 @@ def test_time_after_the_cut_is_not_idle(tmp_path: Path, cut: float | None, on_de
     assert found.step_ms <= whole_ms
 
 
-def test_steps_that_lack_calls_of_an_unsorted_trace_are_not_analyzed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("fuller", [(), (0,)])
+def test_steps_that_lack_calls_of_an_unsorted_trace_are_not_analyzed(
+    tmp_path: Path, fuller: tuple[int, ...]
+) -> None:
     """Calls and kernels of the last step come before those of two earlier steps, which are cut."""
     recorded = events(on_device=True)
+    for step in fuller:  # as a first step that compiles or loads
+        begin = step * PER_STEP * LENGTH_US + 900
+        recorded += [builders.call(begin + at, 1, 1000 + 100 * step + at) for at in range(50)]
     lacking = range(3 * PER_STEP * LENGTH_US, 5 * PER_STEP * LENGTH_US)
     recorded = [
         one
