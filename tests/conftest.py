@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import is_hypothesis_test, settings
 
-from tests import forkserver, results
+from tests import forkserver
 from tests.report.browser import Browser
 from unified_prof.cli import config
 
@@ -53,7 +53,6 @@ forkserver.install()
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    results.begin(item)
     forkserver.Popen.enabled = item.get_closest_marker("fresh_interpreter") is None
     forkserver.remove_variables()
     forkserver.Popen.nested = item.get_closest_marker("forks_of_commands") is not None

@@ -15,6 +15,7 @@ import re
 import sqlite3
 import sys
 import tempfile
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict, replace
@@ -26,7 +27,7 @@ import pytest
 
 from tests.analysis.builders import Device, memory_report, run_time_report, training_step
 from tests.cli.test_compare import write_run
-from tests.cli.test_report import command
+from tests.cli.test_report import uprof
 from tests.cluster.simulated_run import Plan, simulate, write_database
 from tests.decoders.ascend_pt.test_damaged import all_kinds
 from tests.decoders.ascend_text import builders as text_export
@@ -40,7 +41,6 @@ from tests.migrate.databases import make_msmonitor
 from tests.records import run_with_regions
 from tests.simulated.machine import Machine, Settings
 from tests.simulated.models import Model, run_step
-from tests.texts import json_lines, rounded
 from unified_prof.base.run_spec import Frame
 from unified_prof.cli.app import app
 from unified_prof.cli.command import _NumberType
@@ -62,6 +62,7 @@ VARIABLES = {
 }
 NOT_PACKED = ("device", "host", "title")  # texts beside packed columns of pages
 COMMAND = "$ uprof "
+WIDTH = 320  # JSON values that fit are on one line.
 OF_RULES = ("judged", "not_judged")
 VARYING = (
     (r"\((\d+) rules\)", "(N rules)"),
@@ -348,7 +349,7 @@ def output_of(words: list[str]) -> str:
         return cost_text(lambda: cost_of_operation(words[1], words[2]))
     if words[0] == "operator":
         return cost_text(lambda: cost_of_operator(*words[1:]))
-    done = command(*words)
+    done = uprof(*words)
     code = f"exit code {done.returncode}\n" if done.returncode else ""
     parts = [code, done.stderr, readable(done.stdout)]
     is_written = "-o" in words and not done.returncode
@@ -470,9 +471,29 @@ def readable(text: str) -> str:
     return "\n".join(json_lines(document)) + "\n"
 
 
+def rounded(number: str) -> float:
+    """Return a number without its last bits, which depend on the processor; times are exact."""
+    return float(number if len(number.partition(".")[0]) > 9 else f"{float(number):.10g}")
+
+
 def members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return an object without nulls and without lists that every new rule extends."""
     return {name: one for name, one in pairs if one is not None and name not in OF_RULES}
+
+
+def json_lines(value: Any, prefix: str = "") -> Iterator[str]:
+    """Yield a JSON value as lines."""
+    line = prefix + json.dumps(value, ensure_ascii=False)
+    if isinstance(value, list) and all(isinstance(one, int | float) for one in value):
+        yield from textwrap.wrap(line, WIDTH)
+        return
+    if len(line) <= WIDTH + len(prefix) or not isinstance(value, dict | list):
+        yield line
+        return
+    yield prefix + ("{" if isinstance(value, dict) else "[")
+    indent = " " * (len(prefix) - len(prefix.lstrip()) + 1)
+    for key in value if isinstance(value, dict) else range(len(value)):
+        yield from json_lines(value[key], f"{indent}{key}: " if isinstance(key, str) else indent)
 
 
 def without_repetitions(outputs: Iterable[str]) -> Iterator[str]:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.analysis.test_skyline import breakdown_of, by_name, summary_of
-from tests.compared import open_analyses
 from tests.decoders.kineto import builders
+from unified_prof.explain.api import open_analyses
 from unified_prof.pipeline.convert import convert
 
 TASK_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset")

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.analysis.builders import training_step
-from tests.compared import open_analyses
 from unified_prof.cli.app import app
 from unified_prof.errors import UsageError
-from unified_prof.explain.api import open_reports
+from unified_prof.explain.api import open_analyses, open_reports
 from unified_prof.recording.model import KINDS
 from unified_prof.report import html_page as html
 from unified_prof.report.formats import ReportRequest

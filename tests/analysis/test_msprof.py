@@ -9,9 +9,9 @@ import pytest
 
 from tests.analysis.builders import Device, training_step
 from tests.analysis.test_skyline import breakdown_of, by_name, summary_of
-from tests.compared import open_analyses
 from tests.sql import execute
 from unified_prof.errors import UsageError
+from unified_prof.explain.api import open_analyses
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.analysis.test_skyline import breakdown_of, by_name, summary_of
-from tests.compared import open_analyses
+from unified_prof.explain.api import open_analyses
 
 RANKS = [
     f"level1/rank{rank}_ascend_pt/ASCEND_PROFILER_OUTPUT/ascend_pytorch_profiler_{rank}.db"

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.analysis.builders import memory_report, run_time_report
-from tests.compared import open_analyses
 from tests.records import tracked_run
 from unified_prof.errors import UsageError
+from unified_prof.explain.api import open_analyses
 from unified_prof.recording.model import Breakdown, Row, Summary
 from unified_prof.sqlite import skyline_writer
 

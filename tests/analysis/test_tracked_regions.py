@@ -8,13 +8,13 @@ import pytest
 
 import unified_prof
 from tests.cli.test_report import uprof
-from tests.compared import open_analyses
 from tests.records import run_with_regions, tracked_run
 from tests.sql import execute
 from unified_prof.base.run_spec import TrackedRun
 from unified_prof.baselines import api
 from unified_prof.compare import runs
 from unified_prof.compare.diff import Difference
+from unified_prof.explain.api import open_analyses
 from unified_prof.recording.model import Breakdown, Row
 from unified_prof.sqlite import skyline_writer
 

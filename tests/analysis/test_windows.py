@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.analysis.builders import Device
-from tests.compared import diff_recordings
 from unified_prof.arrays import intervals, packed
 from unified_prof.compare import runs
+from unified_prof.compare.device_diff import diff_recordings
 from unified_prof.explain.advice import device_context
 from unified_prof.explain.api import open_analyses, open_reports
 from unified_prof.explain.msprof import MsprofAnalysis

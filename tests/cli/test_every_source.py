@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_report import Done
-from tests.cli.test_report import command as uprof
+from tests.cli.test_report import Done, uprof
 from tests.migrate.databases import LATEST, make, make_msmonitor
 from tests.pipeline.test_sources import MAKERS
 

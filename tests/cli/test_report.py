@@ -13,12 +13,9 @@ import pytest
 from tests import processes
 from tests.analysis.builders import memory_report, run_time_report, training_step
 from tests.processes import python
-from tests.results import same
 from tests.store.test_columns_of_tables import leaf_pages
 from unified_prof.cli.app import main
 from unified_prof.sqlite import integer_columns
-
-SHOWING = ("report", "advise", "diff", "gate", "cluster", "db", "check", "baseline")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +28,6 @@ class Done:
 
 
 def uprof(*arguments: str | Path) -> Done:
-    """Run a command in this process; what it shows is compared with the stored output."""
-    done = command(*arguments)
-    return same(done) if arguments[0] in SHOWING else done
-
-
-def command(*arguments: str | Path) -> Done:
     """Run a command in this process."""
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
     with redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as ended:

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from tests.cluster.simulated_run import START, Plan, SimulatedRun, partials_of, simulate
-from tests.compared import align_clocks, summarize_run
-from unified_prof.cluster.clocks import AlignedClocks
+from unified_prof.cluster.clocks import AlignedClocks, align_clocks
 from unified_prof.cluster.matching import match_collectives
+from unified_prof.cluster.summary import summarize_run
 
 LONG = Plan(steps=40, late=dict.fromkeys(range(16), 250_000_000), drift_ppm=50)
 """A run of ten seconds."""

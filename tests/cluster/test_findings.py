@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from tests.cluster.simulated_run import Plan, SimulatedRun, partials_of, simulate
-from tests.compared import summarize_run
 from unified_prof.cluster import idle_rules, moe_imbalance, replay
 from unified_prof.cluster.rank_partial import (
     MARK_END,
@@ -22,6 +21,7 @@ from unified_prof.cluster.rank_partial import (
     read_first_steps,
 )
 from unified_prof.cluster.rule_context import Segment, remove_excess
+from unified_prof.cluster.summary import summarize_run
 from unified_prof.recording.model import Finding
 
 

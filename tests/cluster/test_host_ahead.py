@@ -8,8 +8,8 @@ import pytest
 
 from tests.analysis.advice.faulty_runs import MS, US, FaultyRun
 from tests.analysis.advice.test_npu_queue import write_queued
-from tests.compared import summarize_run
 from unified_prof.cluster.rank_map import read_partials
+from unified_prof.cluster.summary import summarize_run
 
 LENGTHS = [10 * MS, 10 * MS, 30 * MS, 10 * MS]
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.compared import summary_of
 from tests.decoders.kineto.builders import Event, complete, write
 from tests.processes import python
 from unified_prof.cluster.rank_map import read_partials
 from unified_prof.cluster.summary import RunSummary
+from unified_prof.pipeline.cluster import summary_of
 from unified_prof.pipeline.convert import convert
 
 WORLD, STEPS = 4, 5

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from tests.cluster.simulated_run import Plan, SimulatedRun, partial_of, partials_of, simulate
-from tests.compared import align_clocks, summarize_run
 from unified_prof.arrays.grouping import NO_VALUE
+from unified_prof.cluster.clocks import align_clocks
 from unified_prof.cluster.matching import MatchedCollectives, match_collectives, sequence_shift
 from unified_prof.cluster.rank_partial import Partial, RankGroup
+from unified_prof.cluster.summary import summarize_run
 from unified_prof.cluster.summary_rows import P2P, measure_links
 from unified_prof.cluster.waits import compute_waits
 

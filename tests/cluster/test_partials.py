@@ -11,7 +11,6 @@ import pytest
 
 from tests.analysis.builders import Device
 from tests.cluster.simulated_run import Plan, partial_of, simulate, write_database
-from tests.compared import summarize_run
 from tests.sql import execute
 from unified_prof.cluster import rank_map, summary_rows
 from unified_prof.cluster import rank_partial as partials
@@ -19,6 +18,7 @@ from unified_prof.cluster.matching import match_collectives
 from unified_prof.cluster.rank_communication import link_parts
 from unified_prof.cluster.rank_map import read_partials
 from unified_prof.cluster.rank_partial import PARTIAL_PARTS, Partial
+from unified_prof.cluster.summary import summarize_run
 from unified_prof.errors import StoreError
 from unified_prof.schema import catalogue
 from unified_prof.schema.catalogue import MSPROF

@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 
 from tests.cluster.simulated_run import Plan, partials_of, simulate
-from tests.compared import summarize_run
 from unified_prof.cluster.rank_partial import Partial, PartialSource
-from unified_prof.cluster.summary import RunSummary
+from unified_prof.cluster.summary import RunSummary, summarize_run
 from unified_prof.errors import UsageError
 
 PLAN = Plan(steps=8, batches=4, noise=0.05)

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.compared import summary_of
 from unified_prof.cluster.matching import match_collectives
 from unified_prof.cluster.rank_map import read_partials
 from unified_prof.cluster.waits import compute_waits
+from unified_prof.pipeline.cluster import summary_of
 
 
 def test_waits_in_the_first_all_reduce_equal_those_of_torch_npu(shared: Path) -> None:

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from tests.cluster.simulator import BETWEEN_GB_PER_S, MS, US, Run, Scenario, true_cost_ms
-from tests.compared import summary_of
 from unified_prof.cluster.summary import RunSummary
+from unified_prof.pipeline.cluster import summary_of
 
 TWO_NODES = Scenario(tp=1, dp=1, pp=8)
 WIDE = Scenario(tp=2, dp=4, pp=4, per_host=8, steps=3)

@@ -8,12 +8,11 @@ import pytest
 
 from tests.cluster.simulated_run import Plan, partials_of, simulate
 from tests.cluster.test_matching import without_first
-from tests.compared import summarize_run
 from unified_prof.cluster import rank_partial as partials
 from unified_prof.cluster import waits
 from unified_prof.cluster.rank_partial import COMMUNICATION_COLUMNS, Partial
 from unified_prof.cluster.sequences import SharedColumns, sequences_of
-from unified_prof.cluster.summary import RunSummary
+from unified_prof.cluster.summary import RunSummary, summarize_run
 from unified_prof.cluster.waits import KeyMembers, KeySums, sum_key
 
 pytest.importorskip("pyarrow")

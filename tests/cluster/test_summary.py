@@ -6,19 +6,17 @@ import sqlite3
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.cluster import summaries
 from tests.cluster.simulated_run import Plan, partials_of, simulate
-from tests.compared import summarize_run
 from tests.sql import execute
 from unified_prof.cli.app import main
 from unified_prof.cluster import summary_rows
 from unified_prof.cluster.rank_partial import Partial, PartialSource, UnreadableRecording
-from unified_prof.cluster.summary import RunSummary
+from unified_prof.cluster.summary import RunSummary, summarize_run
 from unified_prof.errors import StoreError
 from unified_prof.migrate.check import check
 from unified_prof.schema.catalogue import CLUSTER, REVISIONS
@@ -229,21 +227,3 @@ def test_run_without_a_rank_at_fault_names_a_high_cost_of_all_ranks(
         main(["cluster", "report", str(folder)])
     text = " ".join(capsys.readouterr().out.split())
     assert f"none: no rank, host or link {says}" in text
-
-
-@pytest.mark.parametrize(
-    "plan",
-    [
-        {"slow": {3: 1.5}},
-        {"late": {2: 400_000}, "slow_links": {(1, 9): 3.0}},
-        {"slow_host": 1, "buckets": 2},
-        {"tp": 1, "pp": 1, "dp": 8, "ep": 4, "hot": {1: 2.0}, "steps": 6},
-        {"stops": {3: 3_000_000}, "only": (0,), "loader": False},
-        {"slow": {0: 1.2, 1: 1.2, 2: 1.2, 3: 1.2}, "steps": 5, "only": (3, 4)},
-    ],
-    ids=lambda plan: "-".join(plan),
-)
-def test_rows_of_a_run_without_noise_are_as_before(plan: dict[str, Any]) -> None:
-    """Equal kernels take equal times, so that bounds touch."""
-    run = simulate(Plan(**{"steps": 3, "noise": 0.0, "skew_ns": 0, **plan}))
-    assert summarize_run(partials_of(run)).findings

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.compared import align_clocks
 from tests.decoders.kineto.builders import call, complete, kernel, write
+from unified_prof.cluster.clocks import align_clocks
 from unified_prof.cluster.matching import match_collectives
 from unified_prof.cluster.rank_map import read_partials
 from unified_prof.pipeline.convert import convert

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.analysis.builders import Device
-from tests.cli.test_report import command as uprof
+from tests.cli.test_report import uprof
 from unified_prof.report import names
 from unified_prof.report.document import Column, display_columns
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.analysis.builders import Device
-from tests.compared import open_analyses
+from unified_prof.explain.api import open_analyses
 from unified_prof.recording.model import Advice, Finding
 
 US = 1_000

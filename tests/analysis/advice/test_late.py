@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.analysis.advice.faulty_runs import MS, US, FaultyRun, advice, findings_by_kind, saving_ns
-from tests.compared import open_analyses
+from unified_prof.explain.api import open_analyses
 from unified_prof.report.report_document import step_parts
 
 STEP = 10 * MS

@@ -10,9 +10,9 @@ import pytest
 
 from tests.analysis.advice.faulty_runs import MS, US, FaultyRun, advice, findings_by_kind, saving_ns
 from tests.analysis.builders import Device
-from tests.compared import open_analyses
 from unified_prof.explain.advice.device_context import DeviceContext, HostCode
 from unified_prof.explain.advice.memory_rules import slow_steps
+from unified_prof.explain.api import open_analyses
 from unified_prof.explain.msprof import MsprofAnalysis
 
 

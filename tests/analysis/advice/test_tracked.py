@@ -11,9 +11,9 @@ import pytest
 
 from tests.analysis.advice.faulty_runs import MS, saving_ns
 from tests.analysis.builders import memory_report, run_time_report
-from tests.compared import open_analyses
 from unified_prof.explain.advice.tracked import Tracked
 from unified_prof.explain.advice.tracked_operations import advise
+from unified_prof.explain.api import open_analyses
 from unified_prof.recording.calls import Calls, Labels
 from unified_prof.recording.model import Finding, Gaps, Step
 

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.compared import diff
 from unified_prof.compare.comparable import OPERATIONS, Operations, Place, Run, Sized, pool
-from unified_prof.compare.diff import Difference
+from unified_prof.compare.diff import Difference, diff
 from unified_prof.compare.operation_changes import sum_loops, sum_size_loops
 from unified_prof.errors import UsageError
 from unified_prof.report.operation_difference import difference_document

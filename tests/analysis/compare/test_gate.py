@@ -9,11 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.analysis.compare.test_diff import STEP, in_runs, run_of
-from tests.compared import diff, gate
 from unified_prof.compare.comparable import Run
 from unified_prof.compare.confidence import Noise
-from unified_prof.compare.diff import comparability_warnings
-from unified_prof.compare.gate import Limits
+from unified_prof.compare.diff import comparability_warnings, diff
+from unified_prof.compare.gate import Limits, gate
 from unified_prof.errors import UsageError
 
 

@@ -7,11 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.compared import gate, history
 from unified_prof.compare.comparable import PEAK, TOTAL, Operations, Run
 from unified_prof.compare.confidence import Noise
-from unified_prof.compare.gate import Limits
-from unified_prof.compare.history import History
+from unified_prof.compare.gate import Limits, gate
+from unified_prof.compare.history import History, history
 from unified_prof.errors import UsageError
 
 

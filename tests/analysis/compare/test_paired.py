@@ -6,9 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.compared import gate
 from unified_prof.compare.comparable import FORWARD, TOTAL, Operations, Run, program_times
-from unified_prof.compare.gate import Limits, default_metrics
+from unified_prof.compare.gate import Limits, default_metrics, gate
 
 STEPS = 40
 

@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 
 from tests.analysis.builders import Device
-from tests.compared import diff, gate
 from unified_prof.baselines import api
 from unified_prof.compare import runs
 from unified_prof.compare.confidence import Noise
-from unified_prof.compare.diff import Difference
-from unified_prof.compare.gate import Limits
+from unified_prof.compare.diff import Difference, diff
+from unified_prof.compare.gate import Limits, gate
 from unified_prof.report.operation_difference import difference_document
 from unified_prof.report.terminal import render_text
 

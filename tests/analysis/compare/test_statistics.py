@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.compared import compare, shifts
 from unified_prof.compare.confidence import Sample
-from unified_prof.compare.statistics import correct_for_many, medians
+from unified_prof.compare.statistics import compare, correct_for_many, medians, shifts
 
 
 def test_interval_that_includes_slower_and_faster_is_unclear() -> None:

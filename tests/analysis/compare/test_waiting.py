@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from tests.analysis.compare.test_diff import STEP, in_runs, run_of
-from tests.compared import diff, gate
 from unified_prof.compare.comparable import (
     BACKWARD,
     FORWARD,
@@ -16,7 +15,8 @@ from unified_prof.compare.comparable import (
     exclude_waiting,
     pool,
 )
-from unified_prof.compare.gate import Limits
+from unified_prof.compare.diff import diff
+from unified_prof.compare.gate import Limits, gate
 
 
 def iterations(*, waited_ms: float = 0.0, seed: int = 0, known: tuple[str, ...] = TIMES) -> Run:

@@ -8,11 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.compared import compare_workloads, gate, gate_workloads, shifts
 from unified_prof.compare.comparable import PEAK, TOTAL, Operations, Run
 from unified_prof.compare.confidence import Noise, Sample
-from unified_prof.compare.gate import Limits
-from unified_prof.compare.statistics import compare_geometric_means
+from unified_prof.compare.gate import Limits, compare_workloads, gate, gate_workloads
+from unified_prof.compare.statistics import compare_geometric_means, shifts
 from unified_prof.errors import UsageError
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from tests.analysis.builders import Device, training_step
-from tests.compared import open_analyses
+from unified_prof.explain.api import open_analyses
 
 
 def test_classes_add_up_to_all_device_time(tmp_path: Path) -> None:

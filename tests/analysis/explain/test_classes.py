@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.analysis.explain.test_names import corpus
-from tests.compared import open_analyses
+from unified_prof.explain.api import open_analyses
 from unified_prof.explain.kernel_classes import CLASSES, class_of, classes_of
 from unified_prof.explain.msprof import MsprofAnalysis
 from unified_prof.pipeline.convert import convert

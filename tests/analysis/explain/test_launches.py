@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from tests.analysis.builders import Device, training_step
-from tests.compared import open_analyses
 from unified_prof.errors import UsageError
-from unified_prof.explain.api import open_reports
+from unified_prof.explain.api import open_analyses, open_reports
 from unified_prof.recording.model import Row
 from unified_prof.report import report_formats
 from unified_prof.report.formats import ReportRequest

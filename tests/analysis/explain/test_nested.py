@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tests.analysis.builders import Device, training_step
-from tests.compared import open_analyses
 from unified_prof.errors import UsageError
+from unified_prof.explain.api import open_analyses
 from unified_prof.recording.model import Breakdown, Row
 
 pytestmark = pytest.mark.fresh_interpreter

@@ -23,9 +23,9 @@ from tests.analysis.explain.machine import (
 )
 from tests.analysis.explain.test_what_if import programs
 from tests.analysis.test_skyline import breakdown_of
-from tests.compared import open_analyses
 from unified_prof.errors import UsageError
 from unified_prof.explain import critical_path as paths
+from unified_prof.explain.api import open_analyses
 from unified_prof.explain.schedule import builder
 from unified_prof.explain.schedule.graph import Edges, Schedule
 from unified_prof.explain.self_time import HostTimeline

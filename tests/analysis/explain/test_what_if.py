@@ -22,12 +22,12 @@ from tests.analysis.explain.machine import (
     Synchronize,
     WaitEvent,
 )
-from tests.compared import gain, open_analyses
 from tests.sql import execute
 from unified_prof.errors import UsageError
 from unified_prof.explain import what_if
+from unified_prof.explain.api import open_analyses
 from unified_prof.explain.schedule.builder import schedule_of
-from unified_prof.explain.what_if import Gain, select, without
+from unified_prof.explain.what_if import Gain, gain, select, without
 from unified_prof.recording.recording import Recording
 from unified_prof.sqlite.reader import open_report
 

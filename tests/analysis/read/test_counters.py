@@ -9,8 +9,7 @@ import pytest
 
 from tests.analysis.builders import UPROF_TABLES, Device
 from tests.analysis.test_skyline import summary_of
-from tests.compared import open_analyses
-from unified_prof.explain.api import open_reports
+from unified_prof.explain.api import open_analyses, open_reports
 from unified_prof.report import html_page, report_formats, viewer_traces
 from unified_prof.report.formats import ReportRequest
 

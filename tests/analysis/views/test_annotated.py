@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.compared import open_analyses
 from tests.decoders.kineto.builders import Event, call, complete, copy, kernel, write
 from unified_prof.cli.app import main
+from unified_prof.explain.api import open_analyses
 from unified_prof.pipeline.convert import convert
 from unified_prof.recording.model import Breakdown
 

@@ -8,11 +8,10 @@ import pytest
 
 from tests.analysis.builders import Device
 from tests.analysis.test_skyline import breakdown_of, by_name
-from tests.compared import open_analyses
 from tests.decoders.kineto import builders as kineto
 from unified_prof.base.columns import group_hash
 from unified_prof.errors import UsageError
-from unified_prof.explain.api import open_reports
+from unified_prof.explain.api import open_analyses, open_reports
 from unified_prof.pipeline.convert import convert
 from unified_prof.report import html_page as html
 from unified_prof.report import report_formats

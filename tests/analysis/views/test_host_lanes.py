@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.analysis.builders import Device, training_step
-from tests.compared import open_analyses
+from unified_prof.explain.api import open_analyses
 from unified_prof.recording import host_lanes
 from unified_prof.recording.host_lanes import HostThreads
 from unified_prof.recording.timeline import Timeline

@@ -11,9 +11,8 @@ import pytest
 
 from tests.analysis.builders import Device, training_step
 from tests.analysis.test_skyline import breakdown_of, by_name
-from tests.compared import open_analyses
 from unified_prof.errors import UsageError
-from unified_prof.explain.api import open_reports
+from unified_prof.explain.api import open_analyses, open_reports
 from unified_prof.recording.idle import REASONS, IdleReasons
 from unified_prof.recording.model import Row
 from unified_prof.recording.names import FETCHES_INPUT, SYNCHRONIZES

@@ -6,7 +6,7 @@ import pytest
 
 from tests.analysis.builders import Device, training_step
 from tests.analysis.views.test_host_lanes import write_many_ranges
-from tests.compared import open_analyses
+from unified_prof.explain.api import open_analyses
 from unified_prof.recording.idle import REASONS
 
 

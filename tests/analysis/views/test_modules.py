@@ -7,10 +7,10 @@ import pytest
 
 from tests.analysis.builders import Device, training_step
 from tests.analysis.test_skyline import breakdown_of, by_name, summary_of
-from tests.compared import open_analyses
 from tests.decoders.kineto.builders import call, complete, kernel, operation, write
 from unified_prof.compare import runs
 from unified_prof.errors import UsageError
+from unified_prof.explain.api import open_analyses
 from unified_prof.explain.skyline import trees
 from unified_prof.pipeline.convert import convert
 

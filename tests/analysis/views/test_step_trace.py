@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.analysis.builders import Device, training_step
-from tests.compared import open_analyses
-from unified_prof.explain.api import open_reports
+from unified_prof.explain.api import open_analyses, open_reports
 from unified_prof.report import report_formats
 from unified_prof.report.formats import ReportRequest
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 import unified_prof
 from tests.analysis.compare.device import recordings
 from tests.analysis.compare.device.recordings import GPU, NPU, Op, npu_recording, recording
-from tests.compared import diff_recordings
 from unified_prof.compare import device_leaves
+from unified_prof.compare.device_diff import diff_recordings
 from unified_prof.compare.device_side import PARTS
 from unified_prof.compare.device_tables import DeviceDifference, Line
 from unified_prof.compare.diff import Difference
