@@ -140,17 +140,19 @@ class _Collectives:
         start_ns = np.append(self._context.recording.host_calls.start_ns, -1)[call]
         return np.where((task >= 0) & (call >= 0), start_ns, -1)
 
-    def saving(self, saved_ns: NDArray[Any]) -> Selection | None:
+    def saving(self, saved_ns: NDArray[Any], removed: Flags | bool = False) -> Selection | None:
         """Return the change by which messages are shorter; None if their launches are unknown.
 
-        Without launches, the recording does not show which tasks wait for a message.
+        Without launches, the recording does not show which tasks wait for a message. Operations
+        that only launch removed messages take no time.
         """
         rows, task, launches = self._tasks
         saved, known = np.zeros(len(rows)), task >= 0
         if not (launches >= 0).any():
             return None
         np.maximum.at(saved, task[known], saved_ns[known])
-        return self._context.saving(rows, saved)
+        change = self._context.saving(rows, saved)
+        return change | self._context.launching(rows[np.unique(task[known & removed])])
 
     def longest_wait(self, wait_ns: NDArray[np.float64]) -> str:
         """Return a clause on the message with most of the waiting, if there is one."""
@@ -388,7 +390,7 @@ def small_buckets(context: DeviceContext) -> Iterator[Cause]:
         + (f"large messages reach {rate:.1f} GB/s" if measured else "nothing runs between them"),
         advice="send larger messages: larger buckets, one flat buffer, fewer reductions",
         sure="likely" if measured else "possible",
-        change=messages.saving(np.where(small, transfer_ns - size / rate, 0)),
+        change=messages.saving(np.where(small, transfer_ns - size / rate, 0), small),
         least=WARN_SHARE,
         figures={
             "small": count,

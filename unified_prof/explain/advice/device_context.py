@@ -191,12 +191,16 @@ class DeviceContext(AnalyzedTime):
 
     def removal(self, rows: Ints) -> Selection:
         """Return the change without some tasks, and without operations that launch no others."""
-        framework, change = self.recording.framework, self.saving(rows)
+        return self.saving(rows) | self.launching(rows)
+
+    def launching(self, rows: Ints) -> Selection:
+        """Return the change without operations that launch some tasks and no others."""
+        framework = self.recording.framework
         if framework is None or not len(rows):
-            return change
+            return Selection()
         calls = framework.outermost(self.recording.work.connection[self.tasks.row])
         rest = np.delete(calls, rows)
-        return change | Selection(ranges=np.setdiff1d(calls[rows], np.append(rest, -1)))
+        return Selection(ranges=np.setdiff1d(calls[rows], np.append(rest, -1)))
 
     @cached_property
     def task_row(self) -> NDArray[np.int32]:
