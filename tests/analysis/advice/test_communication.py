@@ -104,15 +104,21 @@ def test_waiting_of_a_message_that_starts_with_another_one_costs_its_time(tmp_pa
 
 @pytest.mark.parametrize(
     ("reducing", "optimizer_steps", "cost_us"),
-    [((0, 1, 2, 3), (3,), 450), ((3,), (3,), None), ((0, 1, 2, 3), (0, 1, 2, 3), None)],
-)
+    [((0, 1, 2, 3), (3,), 450), ((3,), (3,), None), ((0, 1, 2, 3), (0, 1, 2, 3), None),
+     ((), (3,), None)],
+)  # fmt: skip
+@pytest.mark.parametrize("others", [None, "loss", "forward"])
 def test_reductions_before_the_last_backward_pass_of_an_optimizer_step_cost_their_time(
     tmp_path: Path,
     reducing: tuple[int, ...],
     optimizer_steps: tuple[int, ...],
     cost_us: int | None,
+    others: str | None,
 ) -> None:
-    """Four micro-steps with kernels of 50 us, whose reductions of 150 us follow all kernels."""
+    """Four micro-steps with kernels of 50 us, whose reductions of 150 us follow all kernels.
+
+    Each pass also reduces a loss, or, in the forward pass of tensor parallelism, activations.
+    """
     with RunWithCollectives(tmp_path / "run.db", revision="latest") as run:
         for step in range(5):
             begin = step * STEP
@@ -121,6 +127,12 @@ def test_reductions_before_the_last_backward_pass_of_an_optimizer_step_cost_thei
                 host, kernel = begin + number * 20 * US, begin + number * 50 * US
                 run.call(host, host + 5 * US, "DistributedDataParallel.forward")
                 run.kernel(kernel + 2 * US, kernel + 50 * US, launched=host, takes=US)
+                if others is not None:
+                    at = host + (2 if others == "forward" else 12) * US
+                    launch = run.api(at, at + US, "cudaLaunchKernelExC")
+                    start = begin + 800 * US + number * 40 * US
+                    size = 4 if others == "loss" else 8 * MIB
+                    run.all_reduce(start, start + 40 * US, size, connection=launch)
                 if number in reducing:
                     launch = run.api(host + 10 * US, host + 11 * US, "cudaLaunchKernelExC")
                     start = begin + 200 * US + number * 150 * US
@@ -129,7 +141,7 @@ def test_reductions_before_the_last_backward_pass_of_an_optimizer_step_cost_thei
                     run.call(host + 15 * US, host + 16 * US, "Optimizer.step#AdamW.step")
             run.api(begin + 90 * US, begin + STEP, "cudaDeviceSynchronize")
     finding = findings_by_kind(tmp_path / "run.db").get("repeated_reductions")
-    if cost_us is None:
+    if cost_us is None or others == "forward":
         assert finding is None
     else:
         assert finding is not None

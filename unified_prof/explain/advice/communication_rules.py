@@ -183,6 +183,7 @@ class _Collectives:
 
 
 _BYTES = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"), (1, "bytes"))
+GRADIENT_BYTES = 4096  # Smaller messages are losses and metrics.
 
 
 def repeated_reductions(context: DeviceContext) -> Iterator[Cause]:
@@ -190,17 +191,24 @@ def repeated_reductions(context: DeviceContext) -> Iterator[Cause]:
     framework = context.recording.framework
     assert framework is not None
     messages = _Collectives(context, "others")
-    kinds = np.array([kind in ("all_reduce", "reduce_scatter") for kind in messages.messages.kinds])
-    starts = [
-        np.sort(framework.start_ns[context.ranges(wanted, ahead=True)])
+    passes, optimizer = (
+        context.ranges(wanted, ahead=True)
         for wanted in (lambda name: name == "DistributedDataParallel.forward", is_optimizer_step)
-    ]
-    forward_ns, optimizer_ns = starts
+    )
+    forward_ns, optimizer_ns = (
+        np.sort(framework.start_ns[ranges]) for ranges in (passes, optimizer)
+    )
     if not len(messages.rows) or len(forward_ns) < 2 or not len(optimizer_ns):
         return
     launched_ns = messages.launched_ns
     forward = np.searchsorted(forward_ns, launched_ns, side="right") - 1
-    reduces = kinds[messages.messages.kind[messages.rows]] & (forward >= 0)
+    kind = np.array(messages.messages.kinds)[messages.messages.kind[messages.rows]]
+    group = messages.messages.group[messages.rows]
+    # Groups of tensor parallelism and synchronized batch norm reduce in each pass on purpose.
+    within = intervals.merge(framework.start_ns[passes], framework.end_ns[passes])
+    others = (intervals.holding(within, launched_ns) >= 0) & (kind != "broadcast")
+    reduces = np.isin(kind, ("all_reduce", "reduce_scatter")) & (forward >= 0)
+    reduces &= (messages.size >= GRADIENT_BYTES) & ~np.isin(group, group[others])
     step = np.searchsorted(optimizer_ns, forward_ns)
     # Optimizers with parts of the parameters may follow each other: their passes are the same.
     passes = np.unique(forward[reduces])
@@ -208,7 +216,11 @@ def repeated_reductions(context: DeviceContext) -> Iterator[Cause]:
     last = np.isin(np.arange(len(forward_ns)), passes[Runs(step[passes]).last])
     early = reduces & np.isin(forward, passes) & ~last[forward]
     steps = len(np.unique(step[passes]))
-    if 2 * steps > len(passes) or 2 * early.sum() < reduces.sum():
+    if not steps or 2 * steps > len(passes):
+        return
+    # Fewer bytes than in the last pass are not all gradients.
+    early_bytes = float(messages.size[early].sum()) / (len(passes) - steps)
+    if 2 * early_bytes < float(messages.size[reduces & last[forward]].sum()) / steps:
         return
     yield context.finding(
         float(messages.alone_ns[early].sum()),
