@@ -49,6 +49,22 @@ def test_values_above_a_gap_are_a_cluster(
     assert found is None if expected is None else found == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(
+    ("groups", "expected"),
+    [
+        ([(0, 4), (1, 5)], [(0, 4), (1, 5)]),
+        ([(0, 1), (2, 3), (1, 2), (4, 5)], [(0, 1, 2, 3), (4, 5)]),
+        ([(3, 0), (0, 1), (1, 2), (2, 3)], [(0, 1, 2, 3)]),
+        ([(0, 4, 8, 12), (1, 5, 9, 13)], [(0, 4, 8, 12), (1, 5, 9, 13)]),
+        ([], []),
+    ],
+)
+def test_pairs_of_stages_that_share_a_rank_are_one_pipeline(
+    groups: list[tuple[int, ...]], expected: list[tuple[int, ...]]
+) -> None:
+    assert rank_signals.pipelines(groups) == expected
+
+
 NONE = np.nan
 MAD = 1.4826  # Standard deviation of a normal distribution with a median absolute deviation of 1.
 

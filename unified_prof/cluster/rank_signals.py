@@ -133,8 +133,9 @@ def _group_positions(matched: MatchedCollectives, kind: str) -> list[int | None]
     """Return each rank's position in its group of a kind; 0 if the run has no such groups."""
     groups = [group for group in matched.groups if group.kind == kind and group.is_recorded]
     position: dict[int, int] = {}
-    for group in sorted(groups, key=lambda group: group.size):
-        for at, rank in enumerate(sorted(group.ranks)):
+    members = sorted((group.ranks for group in groups), key=len)
+    for ranks in pipelines(members) if kind == "pp" else members:
+        for at, rank in enumerate(sorted(ranks)):
             position.setdefault(rank, at)
     named = any(group.kind in PARALLEL_KINDS for group in matched.groups)
     result: list[int | None] = []
@@ -142,6 +143,17 @@ def _group_positions(matched: MatchedCollectives, kind: str) -> list[int | None]
         undivided = facts.shape.get(kind) == 1 or (named and not groups)
         result.append(position.get(rank, 0 if undivided else None))
     return result
+
+
+def pipelines(groups: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """Return groups, the smallest first; pairs that share a rank are stages of one pipeline."""
+    pipeline: dict[int, set[int]] = {}
+    for ranks in groups:
+        if len(ranks) == 2:
+            joined = set(ranks).union(*(pipeline.get(rank, ()) for rank in ranks))
+            pipeline |= dict.fromkeys(joined, joined)
+    distinct = {id(ranks): tuple(sorted(ranks)) for ranks in pipeline.values()}
+    return [*distinct.values(), *(ranks for ranks in groups if len(ranks) != 2)]
 
 
 def _peers_by_kernels(matched: MatchedCollectives, steps: list[int]) -> Ints:

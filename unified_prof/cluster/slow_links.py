@@ -222,7 +222,7 @@ def slow_links(context: RuleContext) -> Iterator[Candidate]:
     if count:
         matched.left_out.add(
             "links_not_compared",
-            f"the hosts of {count} pairs or groups of ranks are unknown",
+            "links of ranks on unknown hosts are not compared",
             count,
         )
     by_steps: dict[tuple[int, ...], list[SlowLink]] = {}
