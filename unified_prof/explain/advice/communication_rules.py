@@ -126,11 +126,8 @@ class _Collectives:
         # Messages of several streams may start at one moment, when what they wait for ends.
         keys = tasks.start_ns[rows] + (tasks.length_ns[rows] << 32)
         task = Lookup(keys).rows(self.start + (self.length << 32))
-        return (
-            rows,
-            task,
-            recording.host_calls.launching(recording.work.connection[tasks.row[rows]]),
-        )
+        launches = recording.host_calls.launching(recording.work.connection[tasks.row[rows]])
+        return rows, task, launches
 
     @property
     def launched_ns(self) -> Ints:
@@ -191,13 +188,9 @@ def repeated_reductions(context: DeviceContext) -> Iterator[Cause]:
     framework = context.recording.framework
     assert framework is not None
     messages = _Collectives(context, "others")
-    passes, optimizer = (
-        context.ranges(wanted, ahead=True)
-        for wanted in (lambda name: name == "DistributedDataParallel.forward", is_optimizer_step)
-    )
-    forward_ns, optimizer_ns = (
-        np.sort(framework.start_ns[ranges]) for ranges in (passes, optimizer)
-    )
+    ranges = context.ranges(lambda name: name == "DistributedDataParallel.forward", ahead=True)
+    forward_ns = np.sort(framework.start_ns[ranges])
+    optimizer_ns = np.sort(framework.start_ns[context.ranges(is_optimizer_step, ahead=True)])
     if not len(messages.rows) or len(forward_ns) < 2 or not len(optimizer_ns):
         return
     launched_ns = messages.launched_ns
@@ -205,7 +198,7 @@ def repeated_reductions(context: DeviceContext) -> Iterator[Cause]:
     kind = np.array(messages.messages.kinds)[messages.messages.kind[messages.rows]]
     group = messages.messages.group[messages.rows]
     # Groups of tensor parallelism and synchronized batch norm reduce in each pass on purpose.
-    within = intervals.merge(framework.start_ns[passes], framework.end_ns[passes])
+    within = intervals.merge(framework.start_ns[ranges], framework.end_ns[ranges])
     others = (intervals.holding(within, launched_ns) >= 0) & (kind != "broadcast")
     reduces = np.isin(kind, ("all_reduce", "reduce_scatter")) & (forward >= 0)
     reduces &= (messages.size >= GRADIENT_BYTES) & ~np.isin(group, group[others])

@@ -14,6 +14,7 @@ from unified_prof.explain.advice.device_context import (
     MIN_NAMED_GAP_NS,
     Cause,
     DeviceContext,
+    code_place,
     is_optimizer_step,
 )
 from unified_prof.explain.advice.tracked import Tracked
@@ -122,8 +123,7 @@ def _gaps(context: DeviceContext) -> Gaps:
         threads = context.step_threads
         found = [text for one in threads for text in context.host_code.covering(begin, end, one)]
         code = next(filter(user_frame, found), found[0] if found else "")
-        frame = FRAME.match(code)
-        place = f"{frame['name']} at {frame['file']}:{frame['line']} " if frame else ""
+        place = f"{code_place(code)} " if FRAME.match(code) else ""
         operation = texts[number[at]].removeprefix("autograd::engine::evaluate_function: ")
         spent_ns[f"{place}before {operation}"][step[at]] += end - begin
     # The last step may end before the operation after the gap.
