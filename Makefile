@@ -66,10 +66,15 @@ types:
 contracts:
 	$(BIN)/lint-imports --no-logo 2>/dev/null || $(BIN)/lint-imports
 
+# Temporary files in memory save a tenth of the time, where it has 2 GB to spare and runs programs.
+IN_MEMORY = $(shell grep ' /dev/shm ' /proc/mounts 2>/dev/null | grep -qv noexec && \
+  [ "$$(df --output=avail /dev/shm | tail -1)" -gt 2000000 ] && echo PYTEST_DEBUG_TEMPROOT=/dev/shm)
+
 # Prints the CPU time of the tests, and those that belong to `make test` only. Two workers wait a
 # third of the time, for processes and timeouts, so three use two processors.
 unit:
-	$(BIN)/python -m pytest -n 3 --dist worksteal --costs 150
+	$(IN_MEMORY) $(BIN)/python -m pytest -n 3 --dist worksteal --costs 150 \
+	  -o tmp_path_retention_policy=failed
 
 # Build wheel and sdist in dist/.
 dist:

@@ -3,6 +3,7 @@
 import os
 import shutil
 import sqlite3
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -169,6 +170,15 @@ def test_links_to_directories_are_followed_once(tmp_path: Path) -> None:
     (runs / "same").symlink_to(exported.parent)
     (runs / "own" / "loop").symlink_to(runs)
     assert locations(runs) == [str(runs / "host0" / "rank0.db")]
+
+
+@pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="no shared memory")
+def test_links_into_shared_memory_are_followed_and_those_to_the_kernel_not(tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        database(Path(folder, "rank0.db"))
+        (tmp_path / "kernel").symlink_to("/proc/self")
+        (tmp_path / "memory").symlink_to(folder)
+        assert locations(tmp_path) == [str(tmp_path / "memory" / "rank0.db")]
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,7 @@ _HOST_DIRECTORY = re.compile(r"(?:host|node|server|machine)[-_.]?[\w.-]*\d", re.
 # Number of path components, from the end, that are searched for a host name.
 _NEAR_HOST = 4
 _OF_KERNEL = ("/proc", "/sys", "/dev")
+_SHARED = "/dev/shm"  # Memory with files of users.
 _GIVEN_RANK = re.compile(r"(?P<rank>\d{1,7})=(?P<location>.+)", re.DOTALL)
 # Subdirectories of a recording that may contain its database.
 _DATABASE_DIRECTORIES = ("ASCEND_PROFILER_OUTPUT", "")
@@ -235,7 +236,8 @@ def _found(
 def _leads_away(link: Path) -> bool:
     """Return True for a link to a directory above it, or to the kernel: `/proc/1/root` is `/`."""
     target = link.resolve()
-    return target in link.absolute().parents or any(map(target.is_relative_to, _OF_KERNEL))
+    of_kernel = any(map(target.is_relative_to, _OF_KERNEL)) and not target.is_relative_to(_SHARED)
+    return of_kernel or target in link.absolute().parents
 
 
 def _of_file(path: Path, *, asked: bool = False) -> Iterator[Local]:
