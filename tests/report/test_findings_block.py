@@ -115,7 +115,7 @@ def test_recording_without_data_for_any_rule_is_not_called_free_of_findings(tmp_
     with Device(tmp_path / "msprof_1.db"):
         pass
     shown = uprof("advise", tmp_path / "msprof_1.db").stdout
-    assert "nothing analyzed: no rule has its data" in shown
+    assert "nothing analyzed: no rule has the data it needs" in shown
     assert "no findings" not in shown
 
 

@@ -322,7 +322,7 @@ def _nothing_read(unread: Sequence[UnreadableRecording]) -> StoreError:
     text = "no rank's recording could be read"
     if not unread:
         return StoreError(
-            f"{text}: no input is one",
+            f"{text}: no input is a recording",
             hint="expected msprof databases, PROF_* and *_ascend_pt directories, traces",
             slug="no-rank-readable",
         )

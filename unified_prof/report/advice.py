@@ -27,7 +27,7 @@ FORMAT_VERSION = 1
 
 _MAX_RULES_PER_REASON = 4  # Number of rules to name if many are skipped for the same reason.
 _MAX_REASONS = 3  # Maximum number of reasons in text.
-_NO_FINDINGS, _NOTHING_ANALYZED = "no findings", "nothing analyzed: no rule has its data"
+_NO_FINDINGS, _NOTHING_ANALYZED = "no findings", "nothing analyzed: no rule has the data it needs"
 _BYTES = re.compile(r"(?<![\w.])(\d[\d,]*) bytes\b")
 
 

@@ -186,12 +186,8 @@ def test_serial_types_are_read_alone_and_mixed(tmp_path: Path) -> None:
     rows = [(at, *samples, "text") for at in range(300)]
     path = create_table(tmp_path / "alone.db", rows, columns=columns)
     check_integers(path, *columns.split(", "), only_pages=True)
-    request: dict[str, Any] = {
-        "numbers": {f"c{at}": -5 for at in range(12)},
-        "reals": ["c12"],
-        "texts": ["c13"],
-    }
-    check_foreign(path, only_pages=True, **request)
+    numbers = {f"c{at}": -5 for at in range(12)}
+    check_foreign(path, only_pages=True, numbers=numbers, reals=["c12"], texts=["c13"])
     texts = [None, "", "a", "\u00e9" * 70]
     rows = [
         (at, *(samples[(at + shift) % len(samples)] for shift in range(4)), texts[at % 4])
@@ -202,8 +198,7 @@ def test_serial_types_are_read_alone_and_mixed(tmp_path: Path) -> None:
     check_foreign(path, numbers={"c0": 4}, reals=["c1", "c2"], texts=["c4"])
     rows = [(at, samples[at % 12], samples[12 * (at % 2)], texts[at % 4]) for at in range(99)]
     path = create_table(tmp_path / "typed.db", rows, columns="c0, c1, c2")
-    request = {"numbers": {"c0": 4}, "reals": ["c1"], "texts": ["c2"]}
-    check_foreign(path, only_pages=True, **request)
+    check_foreign(path, only_pages=True, numbers={"c0": 4}, reals=["c1"], texts=["c2"])
 
 
 def three_columns(count: int = 3000) -> list[tuple[int, int, int]]:
