@@ -108,8 +108,7 @@ def by_full_name(text: str | None) -> Chip | None:
 def find_chip(text: str) -> Chip | None:
     """Return the chip for a value of `--npu-chip`, None for UNKNOWN.
 
-    Raises:
-        UsageError: There is no chip with this name.
+    Raises UsageError if there is no chip with this name.
     """
     if text.strip().lower() == UNKNOWN:
         return None

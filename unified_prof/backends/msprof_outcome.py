@@ -223,8 +223,7 @@ class Exporter:
     def export(self, prof: Path) -> Path:
         """Export `prof` with msprof and return its database; see `export`.
 
-        Raises:
-            CaptureError: There is no database, or an earlier export was interrupted.
+        Raises CaptureError if there is no database, or an earlier export was interrupted.
         """
         if self._interrupted is not None:
             raise CaptureError(self._interrupted, slug="export-failed")

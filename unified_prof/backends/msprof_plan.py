@@ -66,8 +66,7 @@ class Offer:
 def detect_offer(chip_name: str | None = None) -> Offer:
     """Return the options that msprof accepts on this machine, or on the named chip.
 
-    Raises:
-        UsageError: There is no chip of that name.
+    Raises UsageError if there is no chip of that name.
     """
     if chip_name is not None:
         chip = cann.find_chip(chip_name)
@@ -178,10 +177,8 @@ def plan(options: Mapping[str, object], *, raw: Sequence[str] = (), offer: Offer
 
     `options` are values by name, including `preset`; None means not given. `raw` are arguments for
     msprof, which are checked first. Options of the preset that msprof does not offer are omitted;
-    such options of the user are an error.
-
-    Raises:
-        UsageError: A value is invalid, or two options cannot be combined.
+    such options of the user are an error. Raises UsageError if a value is invalid, or two options
+    cannot be combined.
     """
     given = {name: str(value) for name, value in options.items() if value is not None}
     preset = given.pop("preset", DEFAULT_PRESET)
@@ -233,8 +230,7 @@ def _lowered(preset: Mapping[str, str], offer: Offer) -> tuple[dict[str, str], d
 def _with_switches(given: Mapping[str, str]) -> dict[str, str]:
     """Return `given` with all required switches turned on.
 
-    Raises:
-        UsageError: The user turned a required switch off.
+    Raises UsageError if the user turned a required switch off.
     """
     result = dict(given)
     for name in given:

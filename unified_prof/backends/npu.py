@@ -66,8 +66,7 @@ def command_line(
 def create_safe_folder() -> Path:
     """Create a directory whose path msprof handles correctly.
 
-    Raises:
-        OutputError: The directory cannot be created.
+    Raises OutputError if the directory cannot be created.
     """
     for parent in (tempfile.gettempdir(), "/tmp", "/var/tmp"):
         real = os.path.realpath(parent)
@@ -147,8 +146,7 @@ def is_program(spec: RunSpec) -> bool:
 def has_providers(spec: RunSpec) -> bool:
     """Return True if the target is a script that defines Skyline providers.
 
-    Raises:
-        CaptureError: The script defines some of the providers, but not all.
+    Raises CaptureError if the script defines some of the providers, but not all.
     """
     if spec.is_module or is_program(spec):
         return False

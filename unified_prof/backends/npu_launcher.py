@@ -249,8 +249,7 @@ def _read(path: Path) -> Result | None:
 def read_result(folder: Path) -> Result:
     """Read the result of the launcher; it is empty if the launcher wrote none.
 
-    Raises:
-        UprofError: The run failed with this error in the launcher.
+    Raises UprofError if the run failed with this error in the launcher.
     """
     try:
         raw = (folder / RESULT_FILE).read_bytes()

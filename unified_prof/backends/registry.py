@@ -76,9 +76,8 @@ def names() -> tuple[str, ...]:
 def load(name: str) -> Backend:
     """Return the backend with this name, which can run here.
 
-    Raises:
-        UsageError: There is no backend with this name.
-        DeviceUnavailableError: A required package is not installed, or the backend cannot run.
+    Raises UsageError if there is no backend with this name, and DeviceUnavailableError if a
+    required package is not installed, or the backend cannot run.
     """
     backend = make(name)
     if reason := backend.unavailable_reason():
@@ -135,9 +134,8 @@ def survey() -> Iterator[Availability]:
 def make(name: str) -> Backend:
     """Return the backend with this name, even if it cannot run here.
 
-    Raises:
-        UsageError: There is no backend with this name.
-        DeviceUnavailableError: A required package is not installed.
+    Raises UsageError if there is no backend with this name, and DeviceUnavailableError if a
+    required package is not installed.
     """
     if name in _BUILTIN:
         target, install = _BUILTIN[name]

@@ -136,8 +136,7 @@ class TorchBackend(ABC):
     def _timeline(self, spec: RunSpec) -> TimelineInstrument | None:
         """Return the instrument for the timeline, None if no timeline is requested.
 
-        Raises:
-            UsageError: A detail or the schema is unknown.
+        Raises UsageError if a detail or the schema is unknown.
         """
         if TIMELINE not in spec.reports:
             return None

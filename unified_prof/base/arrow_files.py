@@ -11,11 +11,7 @@ KINDS = ("parquet", "arrow")  # Parquet, and Arrow's IPC file format (Feather 2)
 
 
 def pyarrow() -> Any:
-    """Import and return pyarrow.
-
-    Raises:
-        UsageError: It is not installed.
-    """
+    """Import and return pyarrow. Raises UsageError if it is not installed."""
     hint = "run `pip install 'unified-prof[parquet]'`"
     with missing_package("Parquet and Arrow files require pyarrow", hint=hint):
         import pyarrow

@@ -34,9 +34,8 @@ MISSING = -1  # Stands for an id that an event does not have.
 def ints(values: Iterable[int]) -> NDArray[np.int64]:
     """Convert Python integers to a column, faster than `numpy.array`.
 
-    Raises:
-        TypeError: a value is not an integer.
-        OverflowError: a value does not fit into int64.
+    Raises TypeError if a value is not an integer, and OverflowError if a value does not fit into
+    int64.
     """
     return np.frombuffer(array("q", values), dtype=np.int64)
 
@@ -155,11 +154,7 @@ class Tables(ABC):
 
     @abstractmethod
     def count(self, table: str) -> int:
-        """Return the number of rows of a table.
-
-        Raises:
-            UprofError: The file is damaged.
-        """
+        """Return the number of rows of a table. Raises UprofError if the file is damaged."""
 
     @abstractmethod
     def read(self, query: Query) -> Iterator[Cells]:

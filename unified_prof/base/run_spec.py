@@ -223,8 +223,7 @@ class Capture:
 class RunSpec:
     """Specification of a run, the same for every backend.
 
-    Raises:
-        UsageError: A value is not valid.
+    Raises UsageError if a value is not valid.
     """
 
     target: str  # Path of a script, or a module name if `is_module`.

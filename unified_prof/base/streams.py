@@ -96,8 +96,7 @@ def tell(text: str, end: str = "\n") -> None:
 def hand_over(text: str) -> None:
     """Write a line of data to stdout.
 
-    Raises:
-        OutputError: stdout is closed or its target accepts no more.
+    Raises OutputError if stdout is closed or its target accepts no more.
     """
     stream = sys.stdout
     try:
@@ -167,9 +166,8 @@ def _forget_unwritten(stream: TextIO | None) -> None:
 def writing_the_result() -> Iterator[None]:
     """Convert failures to write stdout to uprof's errors.
 
-    Raises:
-        OutputError: stdout cannot be written.
-        ReaderLeft: The reader has closed the pipe.
+    Raises OutputError if stdout cannot be written, and ReaderLeft if the reader has closed the
+    pipe.
     """
     try:
         yield

@@ -101,10 +101,8 @@ _MAX_EXPONENT = 30  # of a time in ns: far above any real one
 def us_text_to_ns(text: str) -> int:
     """Convert decimal microseconds, as vendors print them, to integer nanoseconds.
 
-    Digits below one nanosecond are dropped.
-
-    Raises:
-        ValueError: `text` is not a finite decimal number of less than 30 digits.
+    Digits below one nanosecond are dropped. Raises ValueError if `text` is not a finite decimal
+    number of less than 30 digits.
     """
     try:
         value = Decimal(text) * NS_PER_US

@@ -37,8 +37,7 @@ class _Document(msgspec.Struct, forbid_unknown_fields=True):
 def dump(run: Run) -> bytes:
     """Encode a run as bytes for `load`.
 
-    Raises:
-        UsageError: The run is larger than `load` accepts.
+    Raises UsageError if the run is larger than `load` accepts.
     """
     raw = msgspec.msgpack.encode(_Document(_VERSION, run), enc_hook=_plain)
     if len(raw) > _MAX_BYTES:
@@ -55,10 +54,8 @@ def dump(run: Run) -> bytes:
 def load(data: bytes, *, where: str) -> Run:
     """Return the run that `dump` wrote.
 
-    `where` is the origin of the data, for messages.
-
-    Raises:
-        StoreError: The data are damaged, too large, or of an unknown version.
+    `where` is the origin of the data, for messages. Raises StoreError if the data are damaged, too
+    large, or of an unknown version.
     """
     try:
         raw = _unpacked(data)
@@ -116,10 +113,8 @@ def save(
 ) -> Entry:
     """Save the run of `paths`, loaded by `read`, as a new version of baseline `name`.
 
-    Raises:
-        UsageError: The name is not valid, or the reports are empty.
-        StoreError: A report or the store cannot be read.
-        OutputError: The store cannot be written.
+    Raises UsageError if the name is not valid, or the reports are empty, StoreError if a report or
+    the store cannot be read, and OutputError if the store cannot be written.
     """
     _refuse_version(name)
     new = to_save(name, read(paths))
@@ -130,8 +125,7 @@ def save(
 def to_save(name: str, run: Run) -> NewBaseline:
     """Return `run` as a new version of baseline `name`.
 
-    Raises:
-        UsageError: The name is not valid, or the run is empty.
+    Raises UsageError if the name is not valid, or the run is empty.
     """
     _refuse_version(name)
     if not len(run.operations) and not run.totals:
@@ -150,10 +144,8 @@ def to_save(name: str, run: Run) -> NewBaseline:
 def save_all(new: Sequence[NewBaseline], store: str | None) -> list[Entry]:
     """Save several runs, each as a new version of its baseline.
 
-    Raises:
-        UsageError: A name is not valid.
-        StoreError: The store cannot be read.
-        OutputError: The store cannot be written.
+    Raises UsageError if a name is not valid, StoreError if the store cannot be read, and
+    OutputError if the store cannot be written.
     """
     with opened(store, create=True) as baselines:
         return [baselines.save(one) for one in new]
@@ -180,9 +172,8 @@ def entries(store: str | None, name: str | None = None) -> list[Entry]:
 def load_baseline(name: str, store: str | None) -> Run:
     """Return the run of baseline `name`; `NAME@2` is its second version.
 
-    Raises:
-        UsageError: There is no baseline of that name or version.
-        StoreError: The store or the baseline is unreadable.
+    Raises UsageError if there is no baseline of that name or version, and StoreError if the store
+    or the baseline is unreadable.
     """
     with opened(store) as baselines:
         versioned = _VERSIONED.fullmatch(name)
@@ -198,9 +189,8 @@ def load_baseline(name: str, store: str | None) -> Run:
 def versions(name: str, store: str | None, last: int) -> list[tuple[Entry, Run]]:
     """Return the newest `last` versions of baseline `name`, oldest first.
 
-    Raises:
-        UsageError: There is no baseline of that name.
-        StoreError: The store or the baseline is unreadable.
+    Raises UsageError if there is no baseline of that name, and StoreError if the store or the
+    baseline is unreadable.
     """
     found = []
     with opened(store) as baselines:

@@ -46,8 +46,7 @@ class _File(msgspec.Struct):
 def path() -> Path:
     """Return the path of the file; a relative XDG_STATE_HOME is ignored, as the standard says.
 
-    Raises:
-        OutputError: There is no home directory.
+    Raises OutputError if there is no home directory.
     """
     base = Path(os.environ.get("XDG_STATE_HOME", ""))
     if not base.is_absolute():
@@ -65,8 +64,7 @@ def path() -> Path:
 def learn(run: Run) -> Noise:
     """Return the run-to-run variation of a workload, that of its noisiest time.
 
-    Raises:
-        UsageError: There are fewer than MIN_RUNS runs, or they have no times.
+    Raises UsageError if there are fewer than MIN_RUNS runs, or they have no times.
     """
     found = []
     run, _, _ = program_times(run, run)
@@ -127,10 +125,8 @@ def store_self_test(
 ) -> SelfTest:
     """Store the run-to-run variation of a workload that was run against itself.
 
-    Raises:
-        OutputError: The file cannot be written.
-        StoreError: The existing file is not valid.
-        UsageError: There are fewer than MIN_RUNS runs, or they have no times.
+    Raises OutputError if the file cannot be written, StoreError if the existing file is not valid,
+    and UsageError if there are fewer than MIN_RUNS runs, or they have no times.
     """
     noise = learn(run)
     return SelfTest(run.facts, noise, smallest, seconds_per_round, max_regress, save(run, noise))
@@ -144,9 +140,8 @@ def _change(share: float) -> str:
 def save(run: Run, noise: Noise) -> Path:
     """Store the variation of a run's workload, replacing an earlier entry, and return the file.
 
-    Raises:
-        OutputError: The file cannot be written.
-        StoreError: The existing file is not valid.
+    Raises OutputError if the file cannot be written, and StoreError if the existing file is not
+    valid.
     """
     file, key = path(), _key(run)
     kept = [one for one in _entries() if (one.host, one.device, one.workload) != key]
@@ -163,10 +158,8 @@ def save(run: Run, noise: Noise) -> Path:
 def load(run: Run) -> Noise | None:
     """Return the stored variation for the host, device and workload of a run, or None.
 
-    If the workload has no entry, the noisiest workload of the same device is used.
-
-    Raises:
-        StoreError: The file is not valid.
+    If the workload has no entry, the noisiest workload of the same device is used. Raises
+    StoreError if the file is not valid.
     """
     host, device, workload = _key(run)
     known = [one for one in _entries() if (one.host, one.device) == (host, device)]
@@ -181,9 +174,7 @@ def load(run: Run) -> Noise | None:
 def noise_of(text: str | None, run: Run) -> Noise | None:
     """Return the run-to-run variation given by `text`, else the one stored for the device of `run`.
 
-    Raises:
-        UsageError: The text is not a share.
-        StoreError: The stored value cannot be read.
+    Raises UsageError if the text is not a share, and StoreError if the stored value cannot be read.
     """
     return load(run) if text is None else parse_noise(text)
 

@@ -132,9 +132,8 @@ class BaselineStore:
     def save(self, new: NewBaseline) -> Entry:
         """Add a version of a baseline and return it.
 
-        Raises:
-            UsageError: The name is empty, too long or has control characters.
-            StoreError: The store cannot be reached or written.
+        Raises UsageError if the name is empty, too long or has control characters, and StoreError
+        if the store cannot be reached or written.
         """
         if not new.name.strip() or len(new.name) > MAX_NAME or not new.name.isprintable():
             raise UsageError(
@@ -151,8 +150,7 @@ class BaselineStore:
     def _insert(self, new: NewBaseline) -> Entry:
         """Add the next version.
 
-        Raises:
-            IntegrityError: Another writer took the number, in a database without a lock.
+        Raises IntegrityError if another writer took the number, in a database without a lock.
         """
         with self._session(write=True, tell=IntegrityError) as session:
             if session.get_bind().dialect.name == "postgresql":
@@ -228,11 +226,8 @@ def engine_for(store: str) -> tuple[Engine, str]:
     """Return an engine for a store, and its name for messages.
 
     A store is the path of an SQLite file, or a SQLAlchemy URL such as
-    `postgresql+psycopg://user@host/database`.
-
-    Raises:
-        UsageError: The URL is not valid.
-        StoreError: The driver is not installed.
+    `postgresql+psycopg://user@host/database`. Raises UsageError if the URL is not valid, and
+    StoreError if the driver is not installed.
     """
     url = _url(store)
     place = url.database or store
@@ -289,9 +284,8 @@ def _make_sqlite_transactional(engine: Engine) -> None:
 def translated(place: str, *, tell: type[SQLAlchemyError] | None = None) -> Iterator[None]:
     """Turn database errors, except those of type `tell`, into errors that name the store.
 
-    Raises:
-        StoreError: The store cannot be reached, read or written.
-        OutputError: The disk is full or the store is read-only.
+    Raises StoreError if the store cannot be reached, read or written, and OutputError if the disk
+    is full or the store is read-only.
     """
     try:
         yield
@@ -334,13 +328,10 @@ _ADVISORY_LOCK = 0x7570726F66
 def open_store(store: str, *, create: bool) -> BaselineStore:
     """Open a store, given as a file or a URL, and upgrade its schema.
 
-    If `create`, the file and the tables are created if they are missing.
-
-    Raises:
-        UsageError: The URL is not valid.
-        StoreError: The store cannot be reached, is not a baseline store, or is missing.
-        SchemaVersionError: It was written by a newer uprof.
-        OutputError: It cannot be created.
+    If `create`, the file and the tables are created if they are missing. Raises UsageError if the
+    URL is not valid, StoreError if the store cannot be reached, is not a baseline store, or is
+    missing, SchemaVersionError if it was written by a newer uprof, and OutputError if it cannot be
+    created.
     """
     engine, place = engine_for(store)
     try:

@@ -107,11 +107,7 @@ def advise(
 
 
 def _changes(faster: Sequence[str], without: Sequence[str]) -> Iterator[Change]:
-    """Yield the changes.
-
-    Raises:
-        UsageError: A factor is not a positive number.
-    """
+    """Yield the changes. Raises UsageError if a factor is not a positive number."""
     from unified_prof.explain.report_questions import Change
 
     for text in faster:

@@ -454,8 +454,7 @@ class Command(_HelpFormatting, click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read arguments, settings and environment variables.
 
-        Raises:
-            UsageError: An option is unknown or missing, or there are too many arguments.
+        Raises UsageError if an option is unknown or missing, or there are too many arguments.
         """
         flags = {name for param in self.params for name in param.opts if name.startswith("-")}
         args = [*(word for word in (self.replaced_by or "").split() if word in flags), *args]

@@ -66,9 +66,8 @@ def find(start: Path | None = None) -> Path | None:
 def defaults(path: Path, root: click.Command) -> dict[str, Any]:
     """Return the table of `path` as Click's default map for the commands of `root`.
 
-    Raises:
-        UsageError: The file cannot be read, is not TOML, or names an unknown command, option or
-            device figure.
+    Raises UsageError if the file cannot be read, is not TOML, or names an unknown command, option
+    or device figure.
     """
     with system_errors(UsageError, f"{path} cannot be read", slug="settings-unreadable"):
         text = path.read_bytes()

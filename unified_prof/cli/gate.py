@@ -41,10 +41,8 @@ class Sides:
     def load(self, reader: report_input.Reader) -> analysis.Pairs:
         """Return the baseline run and the candidate run of each workload.
 
-        Raises:
-            UsageError: The arguments do not select a baseline and a candidate.
-            RawFormatError: A recording cannot be converted.
-            StoreError: A report or a baseline cannot be read.
+        Raises UsageError if the arguments do not select a baseline and a candidate, RawFormatError
+        if a recording cannot be converted, and StoreError if a report or a baseline cannot be read.
         """
         if self.workload:
             given = report_input.parse_workloads(self.workload)

@@ -42,11 +42,7 @@ class LimitOptions:
     )
 
     def limits(self) -> analysis.Limits:
-        """Return the limits.
-
-        Raises:
-            UsageError: An amount is not valid.
-        """
+        """Return the limits. Raises UsageError if an amount is not valid."""
         time_ns, size_bytes = analysis.parse_absolute_limits(self.min_abs or [])
         limits = analysis.Limits(max_regress=analysis.parse_fraction(self.max_regress))
         return replace(
@@ -76,8 +72,7 @@ class MetricOptions(LimitOptions):
     def limits(self) -> analysis.Limits:
         """Return the limits, also of single metrics.
 
-        Raises:
-            UsageError: An amount is not valid.
+        Raises UsageError if an amount is not valid.
         """
         own = dict(map(_split_limit, self.metric or []))
         by_metric = {
@@ -104,10 +99,8 @@ def end_with_verdict(
 
     `labels` has the names of both sides by workload; the name of a single workload is empty.
     `causes` has the differences of the workloads with a regression, which text shows. If `quiet`,
-    text is not printed, since the exit code reports the verdict.
-
-    Raises:
-        OutputError: The file or the summary cannot be written.
+    text is not printed, since the exit code reports the verdict. Raises OutputError if the file or
+    the summary cannot be written.
     """
     from unified_prof.report import verdicts as documents
 

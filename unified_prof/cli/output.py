@@ -44,11 +44,8 @@ def terminal(stream: TextIO | None = None) -> tuple[int | None, bool]:
 def put(content: str | bytes, *, for_people: bool = True) -> None:
     """Print to stdout; characters outside the terminal's encoding become escapes.
 
-    If the reader closes the pipe (`| head`), the command ends silently, as with SIGPIPE.
-
-    Raises:
-        OutputError: stdout cannot be written.
-        ReaderLeft: The reader has closed stdout.
+    If the reader closes the pipe (`| head`), the command ends silently, as with SIGPIPE. Raises
+    OutputError if stdout cannot be written, and ReaderLeft if the reader has closed stdout.
     """
     encoding = sys.stdout.encoding if for_people else "utf-8"
     with streams.writing_the_result():
@@ -190,8 +187,7 @@ def message_text(document: Document) -> str:
 def end_if_missing(missing: str, *, told: bool = False) -> None:
     """Exit with the code of unreadable reports if `missing` names any; print it unless `told`.
 
-    Raises:
-        Exit: Something could not be read.
+    Raises Exit if something could not be read.
     """
     if missing:
         if not told:
@@ -279,10 +275,8 @@ class ResultOptions:
     def target(self) -> Target:
         """Return file and format; the command line takes precedence over settings.
 
-        Raises:
-            OutputError: The file exists.
-            UsageError: The extension belongs to no format, the options contradict one another, or a
-                terminal cannot show the format.
+        Raises OutputError if the file exists, and UsageError if the extension belongs to no format,
+        the options contradict one another, or a terminal cannot show the format.
         """
         from unified_prof.report.formats import FORMATS
         from unified_prof.sqlite.atomic import refuse_existing

@@ -77,8 +77,7 @@ class RunEnd:
     def ended(self, result: RunResult) -> None:
         """Print the result.
 
-        Raises:
-            OutputError: The JSON result of a successful workload cannot be written to stdout.
+        Raises OutputError if the JSON result of a successful workload cannot be written to stdout.
         """
         rank = result.rank
         if rank is not None and rank.is_distributed:

@@ -98,8 +98,7 @@ def npu_options() -> list[cli.Option]:
 def with_npu_pairs(given: Mapping[str, object]) -> dict[str, object]:
     """Return the given options of --backend npu with the pairs of `--npu KEY=VALUE` added.
 
-    Raises:
-        UsageError: A pair names no such option, or one that is also given by its full name.
+    Raises UsageError if a pair names no such option, or one that is also given by its full name.
     """
     options = {one.name: one for one in npu_options() if one.expose_value and one.name != "npu"}
     result = {name: value for name, value in given.items() if name != "npu"}
@@ -137,8 +136,7 @@ class WorkloadOptions:
     def workload(self, *, attach: bool) -> Workload:
         """Return the workload to run, or an empty one if --pid records a running process.
 
-        Raises:
-            UsageError: No workload is given, or both a workload and --pid.
+        Raises UsageError if no workload is given, or both a workload and --pid.
         """
         command = tuple(self.command or ())
         if attach:

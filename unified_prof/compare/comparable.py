@@ -279,10 +279,8 @@ def pool(runs: Sequence[Run]) -> Run:
     """Return one run with the samples of several runs of the same workload.
 
     Operations, facts, sizes and kernels are those of the first run. An operation that another run
-    lacks has no samples of that run.
-
-    Raises:
-        ValueError: `runs` is empty, or the runs were timed by different clocks.
+    lacks has no samples of that run. Raises ValueError if `runs` is empty, or the runs were timed
+    by different clocks.
     """
     if not runs:
         raise ValueError("no runs to pool")

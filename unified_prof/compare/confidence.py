@@ -124,8 +124,7 @@ class Sample:
     def from_values(cls, values: Sequence[float] | Floats, lengths: Sequence[int] = ()) -> Sample:
         """Return a sample of the values; if `lengths` is empty, they are one run.
 
-        Raises:
-            ValueError: The sum of the lengths is not the number of values.
+        Raises ValueError if the sum of the lengths is not the number of values.
         """
         array = np.asarray(values, np.float64)
         cuts = tuple(length for length in lengths if length) or (len(array),)
@@ -368,11 +367,7 @@ class Estimate:
 
 
 def estimate(sample: Sample, noise: Noise | None = None) -> Estimate:
-    """Return the value of a quantity and its interval.
-
-    Raises:
-        ValueError: The sample is empty.
-    """
+    """Return the value of a quantity and its interval. Raises ValueError if the sample is empty."""
     if not len(sample):
         raise ValueError("a sample is empty")
     medians = statistic_by_run(sample, "median")

@@ -209,11 +209,8 @@ def diff(base: Run, new: Run, *, by: By = "operation", noise: Noise | None = Non
 
     Operations are aligned one by one and then grouped by `by`. If `by` is `annotation`, an
     operation counts for each region that encloses it in the candidate. Data of only one side, such
-    as memory, is left out.
-
-    Raises:
-        UsageError: The runs have no report family in common, only one has device work, or `by` is
-            `annotation` and no region was recorded.
+    as memory, is left out. Raises UsageError if the runs have no report family in common, only one
+    has device work, or `by` is `annotation` and no region was recorded.
     """
     common = base.families & new.families
     if not common:

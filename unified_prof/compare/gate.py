@@ -160,11 +160,9 @@ def gate(
     """Judge `new` against `base` by each of `metrics`.
 
     `noise` is the run-to-run variation learned on this machine; `paired` is true if the n-th runs
-    of both sides stepped in turn.
-
-    Raises:
-        UsageError: A metric does not exist or was not measured on any side, or the runs are not
-            comparable because they are different kinds of reports or only one has steps.
+    of both sides stepped in turn. Raises UsageError if a metric does not exist or was not measured
+    on any side, or the runs are not comparable because they are different kinds of reports or only
+    one has steps.
     """
     _refuse_incomparable(base, new)
     require_measured([(base, new)], metrics)
@@ -431,8 +429,7 @@ _SIZES_BYTES = {
 def parse_fraction(text: str, option: str = "--max-regress") -> float:
     """Return `5%` or `0.05` as 0.05.
 
-    Raises:
-        UsageError: `text` is neither, or is a number above 1 without a percent sign.
+    Raises UsageError if `text` is neither, or is a number above 1 without a percent sign.
     """
     match = re.fullmatch(rf"\s*{_NUMBER}\s*(%?)\s*", text)
     if match is None:
@@ -454,8 +451,7 @@ def parse_fraction(text: str, option: str = "--max-regress") -> float:
 def parse_absolute_limits(texts: Sequence[str]) -> tuple[float | None, float | None]:
     """Return the absolute limits of times (ns) and sizes (bytes), from texts like `0.05ms`, `1MiB`.
 
-    Raises:
-        UsageError: A text is neither a time nor a size, or two are of the same kind.
+    Raises UsageError if a text is neither a time nor a size, or two are of the same kind.
     """
     time_ns: float | None = None
     size_bytes: float | None = None

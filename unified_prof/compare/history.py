@@ -59,8 +59,7 @@ def history(
 ) -> History:
     """Return the estimate of each version, and the versions that changed significantly.
 
-    Raises:
-        UsageError: The metric does not exist.
+    Raises UsageError if the metric does not exist.
     """
     check_metrics([metric])
     shown, clock = _without_waiting(versions)

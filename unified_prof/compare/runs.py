@@ -52,9 +52,8 @@ _MAX_NAMED_RUNS = 4  # Number of runs that an error message names.
 def load(paths: Sequence[str | os.PathLike[str]]) -> Run:
     """Return the run read from one or several reports; samples of several reports are pooled.
 
-    Raises:
-        StoreError: A file is not a report or is unreadable.
-        UsageError: A directory has several runs, or the files were timed by different clocks.
+    Raises StoreError if a file is not a report or is unreadable, and UsageError if a directory has
+    several runs, or the files were timed by different clocks.
     """
     runs = [_load(Path(path)) for path in paths]
     if len({run.clock for run in runs}) > 1:

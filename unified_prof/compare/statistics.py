@@ -258,8 +258,7 @@ def compare(
 ) -> Comparison:
     """Compare two samples, each in the order of measurement.
 
-    Raises:
-        ValueError: A sample is empty or has a value that is not finite.
+    Raises ValueError if a sample is empty or has a value that is not finite.
     """
     a = base if isinstance(base, Sample) else Sample.from_values(base)
     b = new if isinstance(new, Sample) else Sample.from_values(new)

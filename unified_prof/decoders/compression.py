@@ -280,9 +280,8 @@ class Content:
     def blocks(self) -> Iterator[bytes]:
         """Yield the content in blocks of any size.
 
-        Raises:
-            RawFormatError: the file cannot be read, its compressed data is damaged, or its
-                compression ratio is higher than that of any recording.
+        Raises RawFormatError if the file cannot be read, its compressed data is damaged, or its
+        compression ratio is higher than that of any recording.
         """
         with (
             system_errors(RawFormatError, f"{self._path}: cannot be read", slug="cannot-read"),
@@ -335,8 +334,8 @@ class _CountingFile:
 def read_content(path: Path) -> bytes:
     """Return the complete content of a file, decompressed.
 
-    Raises:
-        RawFormatError: the file cannot be read, is damaged or truncated, or does not fit in memory.
+    Raises RawFormatError if the file cannot be read, is damaged or truncated, or does not fit in
+    memory.
     """
     content, blocks = Content(path), []
     size = expanded = 0
@@ -358,11 +357,7 @@ def read_content(path: Path) -> bytes:
 
 
 def read_json(path: Path) -> Any:
-    """Return the JSON document in a file, compressed or not.
-
-    Raises:
-        RawFormatError: the file cannot be read, or is damaged.
-    """
+    """Return the JSON document in a file, compressed or not."""
     data = read_content(path)
     try:
         return msgspec.json.decode(data)

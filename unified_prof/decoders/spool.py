@@ -74,11 +74,7 @@ class Scratch:
         self._file: BufferedRandom | None = None
 
     def append(self, data: Any) -> int:
-        """Append bytes and return their offset.
-
-        Raises:
-            OutputError: the disk is full.
-        """
+        """Append bytes and return their offset. Raises OutputError if the disk is full."""
         place = self.size
         try:
             if self._file is None:

@@ -63,8 +63,7 @@ class OutputFiles(Block):
     def file(self, name: str) -> Iterator[Binary]:
         """Yield the temporary path of a new file, to be written by the caller.
 
-        Raises:
-            OutputError: The file exists and `force` is not set, or it cannot be written.
+        Raises OutputError if the file exists and `force` is not set, or it cannot be written.
         """
         file = AtomicFile(self.directory / name, overwrite=self._force)
         self._files.append(file)
@@ -153,8 +152,7 @@ NAMES = tuple(one.name for one in LAYOUTS)
 def select_layout(output: Path, asked: str | None) -> Layout:
     """Return the requested layout, or the one that the extension of the output selects.
 
-    Raises:
-        UsageError: The extension belongs to another layout.
+    Raises UsageError if the extension belongs to another layout.
     """
     name = output.name.lower()
     matches = [(len(end), one) for one in LAYOUTS for end in one.suffixes if name.endswith(end)]

@@ -116,8 +116,7 @@ _SCALARS = {"int64": "TYPE_INT64", "uint64": "TYPE_UINT64", "string": "TYPE_STRI
 def write_pprof(path: Path, parts: Sequence[tuple[str, Stacks]]) -> None:
     """Write each part as a sample type; a stack has 0 for the types of other parts.
 
-    Raises:
-        UsageError: The protobuf package is not installed.
+    Raises UsageError if the protobuf package is not installed.
     """
     hint = "run `pip install 'unified-prof[pprof]'`"
     with missing_package("a pprof profile needs the protobuf package", hint=hint):

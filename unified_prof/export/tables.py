@@ -73,12 +73,9 @@ def write(
     """Write tables of an open report into an existing directory, one file each, or none at all.
 
     `kind` is `parquet` or `arrow` (the IPC file format, which Feather 2 is); an empty `only`
-    selects all tables that have rows. If `ids`, columns of ids stay numbers.
-
-    Raises:
-        UsageError: There is no such table, or pyarrow is not installed.
-        StoreError: The report is damaged.
-        OutputError: A file exists or cannot be written.
+    selects all tables that have rows. If `ids`, columns of ids stay numbers. Raises UsageError if
+    there is no such table, or pyarrow is not installed, StoreError if the report is damaged, and
+    OutputError if a file exists or cannot be written.
     """
     pyarrow = arrow_files.pyarrow()
     if unknown := [table for table in only if table not in report.tables]:

@@ -337,8 +337,7 @@ class Check:
 def check(path: Path | str) -> Check:
     """Check the file structure, the schema of its revision, and the references of its rows.
 
-    Raises:
-        StoreError: The file is unreadable, or not a report.
+    Raises StoreError if the file is unreadable, or not a report.
     """
     path = Path(path)
     with ExitStack() as resources:

@@ -54,10 +54,8 @@ def order_columns(db: sqlite3.Connection, schema: SchemaSpec) -> list[str]:
 def rewrite(db: sqlite3.Connection, table: str, columns: Sequence[Declared]) -> None:
     """Rewrite a table with the given columns, in that order; rows and indexes are kept.
 
-    Generated columns come last, with their current values stored.
-
-    Raises:
-        sqlite3.DatabaseError: a row could not be read.
+    Generated columns come last, with their current values stored. Raises sqlite3.DatabaseError if a
+    row could not be read.
     """
     only_key = sum(1 for column in columns if column.primary_key) == 1
     columns = [*columns, *_computed(db, table)]

@@ -84,11 +84,9 @@ def anonymize(
 ) -> Anonymized:
     """Write a copy of a recording, or of a directory of recordings, without names of its owner.
 
-    If `force` is true, an existing file is replaced, but not a directory.
-
-    Raises:
-        RawFormatError: the recording cannot be read, or its format is unknown.
-        OutputError: the output exists, is inside the recording or cannot be written.
+    If `force` is true, an existing file is replaced, but not a directory. Raises RawFormatError if
+    the recording cannot be read, or its format is unknown, and OutputError if the output exists, is
+    inside the recording or cannot be written.
     """
     if os.path.lexists(output) and (not force or output.is_dir()):
         hint = "choose another name" if output.is_dir() else "overwrite it with --force"

@@ -59,12 +59,9 @@ def reports_of(
     """Return the report of a recording, or the reports of a directory of recordings.
 
     Paths other than reports, recordings and directories of them are returned unchanged. `note` is
-    called with a note about files that were skipped.
-
-    Raises:
-        UsageError: the path contains several recordings, but `several` is false.
-        RawFormatError: no recording could be converted.
-        OutputError: the cache cannot be written.
+    called with a note about files that were skipped. Raises UsageError if the path contains several
+    recordings, but `several` is false, RawFormatError if no recording could be converted, and
+    OutputError if the cache cannot be written.
     """
     found, failed = _recordings(path, progress, note)
     if not found and not failed:

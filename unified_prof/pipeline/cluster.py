@@ -235,8 +235,7 @@ def watch(
 def summary_of(given: Sequence[str], *, progress: Progress = lambda _: None) -> RunSummary:
     """Return the summary of all ranks that `given` specifies, without writing files.
 
-    Raises:
-        UprofError: No rank can be read, or two files belong to the same rank.
+    Raises UprofError if no rank can be read, or two files belong to the same rank.
     """
     inputs, lost = _inputs(given, progress)
     with executors.open_executor(jobs=_jobs(inputs)) as pool:
@@ -255,10 +254,8 @@ def combine(
     """Return the ranks and their summary; damaged partials are created again once.
 
     If the run does not fit in memory, only the first steps of each rank are loaded. `pool` creates
-    damaged partials again; `lost` are inputs that could not be opened.
-
-    Raises:
-        UprofError: No rank can be read.
+    damaged partials again; `lost` are inputs that could not be opened. Raises UprofError if no rank
+    can be read.
     """
     read, damaged = read_partials(found, folder, pool)
     if damaged:

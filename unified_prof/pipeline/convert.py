@@ -137,12 +137,9 @@ def convert(
 
     By default, the source chooses `target` and is determined by the content. If `force`, existing
     databases may be replaced; if `of_own_run`, frames of uprof itself are omitted from call chains.
-    `facts` are additional rows of UPROF_RUN.
-
-    Raises:
-        RawFormatError: it is not a recording, or is damaged beyond use.
-        OutputError: a database exists or cannot be written.
-        UsageError: the revision is unknown, or the file is for another command.
+    `facts` are additional rows of UPROF_RUN. Raises RawFormatError if it is not a recording, or is
+    damaged beyond use, OutputError if a database exists or cannot be written, and UsageError if the
+    revision is unknown, or the file is for another command.
     """
     source = source or find_source(path)
     if source is None:

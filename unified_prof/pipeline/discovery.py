@@ -178,8 +178,7 @@ def _recordings(
 ) -> Iterator[FoundRecording | FailedPath]:
     """Yield `path` if it is a recording, otherwise recordings below it and search errors.
 
-    Raises:
-        UprofError: there are none.
+    Raises UprofError if there are none.
     """
     is_temporary = temporary is not None and temporary.contains(path)
     if not path.is_dir():
@@ -234,8 +233,7 @@ class _Search:
     def run(self) -> Iterator[FoundRecording | FailedPath]:
         """Yield the recordings in order of their names, and the unreadable files and directories.
 
-        Raises:
-            RawFormatError: the directory itself cannot be listed.
+        Raises RawFormatError if the directory itself cannot be listed.
         """
         levels = [iter(self._children(self._directory))]
         entries = 0

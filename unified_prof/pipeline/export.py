@@ -143,10 +143,8 @@ def export_timeline(
 ) -> ExportResult:
     """Write the timeline of a report, or of all reports in a directory.
 
-    Raises:
-        StoreError: There is no report, or the only one is damaged.
-        UsageError: No report has timestamps.
-        OutputError: The file cannot be written.
+    Raises StoreError if there is no report, or the only one is damaged, UsageError if no report has
+    timestamps, and OutputError if the file cannot be written.
     """
     with reader.opened(path) as opened:
         named = _timed_reports(opened, with_path=with_path)
@@ -176,12 +174,9 @@ def export_ranks(
     """Write the timelines of ranks of a multi-rank run, shifted to the common clock.
 
     Without `chosen`, the most informative ranks of the step are written; `step` is the only step,
-    or None for all.
-
-    Raises:
-        StoreError: The run or a rank's recording is missing.
-        UsageError: The run has no such rank or step, or a recording must be converted first.
-        OutputError: The file cannot be written.
+    or None for all. Raises StoreError if the run or a rank's recording is missing, UsageError if
+    the run has no such rank or step, or a recording must be converted first, and OutputError if the
+    file cannot be written.
     """
     with ExitStack() as stack:
         overview = stack.enter_context(reader.ranks(path, needed=True))
@@ -211,11 +206,7 @@ def export_ranks(
 
 
 def _numbers(overview: Overview, chosen: RankSelection | None) -> list[int]:
-    """Return the numbers of the chosen ranks.
-
-    Raises:
-        UsageError: There are too many.
-    """
+    """Return the numbers of the chosen ranks. Raises UsageError if there are too many."""
     if chosen is None:
         return ranks_of_interest(overview)
     known = [rank.rank for rank in overview.run.ranks]
@@ -361,8 +352,7 @@ def _export_stacks(
 def _timed_reports(opened: Opened, *, with_path: bool) -> list[tuple[str, OverTime]]:
     """Return the reports with timestamps, each with a prefix for its track names.
 
-    Raises:
-        UsageError: No report has timestamps.
+    Raises UsageError if no report has timestamps.
     """
     # A memory snapshot has no tracks, but memory over time.
     has_times = readable_answers(

@@ -231,8 +231,7 @@ ALL = RankSelection()
 def parse_ranks(text: str) -> RankSelection:
     """Parse `all`, `every:N`, or numbers and ranges such as `0,8-15`.
 
-    Raises:
-        UsageError: the text is invalid.
+    Raises UsageError if the text is invalid.
     """
     text = text.strip()
     if text == "all":
@@ -265,8 +264,7 @@ class Workload:
 def is_measured(rank: Rank, chosen: RankSelection) -> bool:
     """Return True if this rank is selected by --ranks.
 
-    Raises:
-        UsageError: No rank of this run is selected.
+    Raises UsageError if no rank of this run is selected.
     """
     if chosen == ALL:
         return True
@@ -282,8 +280,7 @@ def is_measured(rank: Rank, chosen: RankSelection) -> bool:
 def exec_unprofiled(workload: Workload) -> NoReturn:
     """Replace this process with the workload; does not return.
 
-    Raises:
-        UsageError: The workload cannot be started.
+    Raises UsageError if the workload cannot be started.
     """
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError, AttributeError):  # closed, full, or None
@@ -355,9 +352,7 @@ def output_directory(path: Path) -> Iterator[Path]:
     """Create `path`, check that it is writable, and remove it afterwards if it is empty.
 
     Partial files of killed commands are removed: if names contain the time, nothing else does.
-
-    Raises:
-        OutputError: the directory cannot be created or written to.
+    Raises OutputError if the directory cannot be created or written to.
     """
     created = [parent for parent in (path, *path.parents) if not os.path.lexists(parent)]
     try:

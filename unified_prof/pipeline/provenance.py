@@ -113,11 +113,8 @@ def build_databases(
 
     A recording that cannot be decoded does not stop the others; the vendor's database of it is kept
     if there is one. `options` are `exporter` (`uprof`, or `native` to keep the vendor's) and
-    `schema`; `facts` are rows of UPROF_RUN.
-
-    Raises:
-        OutputError: a database cannot be written.
-        CaptureError: there is no database at all.
+    `schema`; `facts` are rows of UPROF_RUN. Raises OutputError if a database cannot be written, and
+    CaptureError if there is no database at all.
     """
     native = options.get("exporter") == "native"
     paths: list[Path] = []

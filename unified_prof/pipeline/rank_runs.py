@@ -31,11 +31,8 @@ def open_ranks(
     A run written by `uprof cluster build` is read as it is; a directory of databases is combined in
     memory if their rank numbers differ and they share groups. If `needed`, two recordings of one
     rank are an error; otherwise `note` is called with a sentence if recordings do not belong to one
-    run.
-
-    Raises:
-        StoreError: The summary of a run is damaged.
-        UsageError: A run is needed, but two recordings have the same rank.
+    run. Raises StoreError if the summary of a run is damaged, and UsageError if a run is needed,
+    but two recordings have the same rank.
     """
     if is_summary(path):
         from unified_prof.cluster.stored_run import open_run
@@ -86,9 +83,8 @@ def _opened(summary: RunSummary, location: str | Path) -> Iterator[Overview]:
 def open_watched(location: str) -> Iterator[Overview | None]:
     """Yield the ranks of a watched run in a directory or at a URL; None if there is none.
 
-    Raises:
-        RawFormatError: The URL cannot be read.
-        StoreError: No rank can be read, or the ranks have too few steps in common.
+    Raises RawFormatError if the URL cannot be read, and StoreError if no rank can be read, or the
+    ranks have too few steps in common.
     """
     from unified_prof.pipeline.remote import StorageDirectory, local_path
     from unified_prof.sqlite.atomic import temporary_folder
@@ -127,10 +123,8 @@ def open_run_at(location: str, *, with_partials: bool = False) -> Iterator[Overv
     """Open a multi-rank run; the summary of a URL is copied to a temporary file while it is open.
 
     `location` is its directory, its summary file, a directory of watch files, or a URL of these. If
-    `with_partials`, the partials of a URL are copied too.
-
-    Raises:
-        StoreError: The run is missing or damaged.
+    `with_partials`, the partials of a URL are copied too. Raises StoreError if the run is missing
+    or damaged.
     """
     from unified_prof.cluster.rank_partial import SUMMARY_FILE_NAME
     from unified_prof.cluster.stored_run import open_run
@@ -148,9 +142,7 @@ def open_run_at(location: str, *, with_partials: bool = False) -> Iterator[Overv
 def rank_report(overview: Overview | None, path: Path, rank: int) -> Path:
     """Return the report of one rank.
 
-    Raises:
-        StoreError: The report is missing.
-        UsageError: There is no such rank, or no run.
+    Raises StoreError if the report is missing, and UsageError if there is no such rank, or no run.
     """
     if overview is None:
         raise not_a_run_error(path, "omit --rank")
@@ -161,8 +153,7 @@ def rank_report(overview: Overview | None, path: Path, rank: int) -> Path:
 def fetch_recording(overview: Overview, rank: RankRecord) -> Iterator[Path]:
     """Yield the local path of a rank's recording, or of a copy if it is at a URL.
 
-    Raises:
-        StoreError: The recording is missing.
+    Raises StoreError if the recording is missing.
     """
     from unified_prof.pipeline import remote
 
@@ -176,8 +167,7 @@ def fetch_recording(overview: Overview, rank: RankRecord) -> Iterator[Path]:
 def recording_of(overview: Overview, rank: RankRecord) -> Path:
     """Return the path of a rank's recording: as recorded, or next to the run.
 
-    Raises:
-        StoreError: The recording is missing.
+    Raises StoreError if the recording is missing.
     """
     run = overview.run
     if rank.file is None:

@@ -172,8 +172,7 @@ def check_recording(
 ) -> RecordingCheck:
     """Convert a recording in a temporary directory, check it, and compare it with `database`.
 
-    Raises:
-        UprofError: the recording or the database cannot be read.
+    Raises UprofError if the recording or the database cannot be read.
     """
     if path.is_dir() and sources.find_source(path) is None:
         path = _only_recording(path)

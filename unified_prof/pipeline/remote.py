@@ -207,9 +207,8 @@ def find(url: str) -> list[Remote]:
 def fetch(location: str | Remote) -> Iterator[Path]:
     """Context manager that yields a local path; copies of remote files are removed on exit.
 
-    Raises:
-        RawFormatError: it does not exist, or cannot be read.
-        OutputError: there is no space for the copy.
+    Raises RawFormatError if it does not exist, or cannot be read, and OutputError if there is no
+    space for the copy.
     """
     if isinstance(location, str) and not is_remote(location):
         yield local_path(location)
@@ -234,8 +233,7 @@ def fetch(location: str | Remote) -> Iterator[Path]:
 def fetch_part(location: str, name: str) -> Iterator[Path]:
     """Yield a local path; if a directory is at a URL, that of a copy of its file `name` only.
 
-    Raises:
-        RawFormatError: It does not exist, or cannot be read.
+    Raises RawFormatError if it does not exist, or cannot be read.
     """
     if is_remote(location) and not location.endswith(_FILES):
         location = join(location, name)
@@ -259,8 +257,7 @@ class StorageDirectory:
     def names(self) -> list[str]:
         """Return the sorted file names; empty if the directory does not exist.
 
-        Raises:
-            RawFormatError: it cannot be listed.
+        Raises RawFormatError if it cannot be listed.
         """
         if not self.is_remote:
             here, names = local_path(self.location), []
@@ -285,8 +282,7 @@ class StorageDirectory:
     def read(self, name: str) -> bytes:
         """Return the bytes of a file.
 
-        Raises:
-            RawFormatError: it does not exist, or cannot be read.
+        Raises RawFormatError if it does not exist, or cannot be read.
         """
         with storage_errors(self.at(name), RawFormatError):
             if not self.is_remote:

@@ -276,8 +276,7 @@ def _render_ranks(
 def parse_workloads(texts: Sequence[str]) -> WorkloadPairs:
     """Return the reports by workload.
 
-    Raises:
-        UsageError: A text is not NAME=BASE:NEW, or is ambiguous.
+    Raises UsageError if a text is not NAME=BASE:NEW, or is ambiguous.
     """
     found: WorkloadPairs = {}
     for text in texts:

@@ -31,10 +31,8 @@ class Reports:
 
     `in_program` means that only a part of a program is measured, which has no exit code. `ranks`
     are the measured ones of a distributed run; `on_written` is called with the files that were
-    written while the workload is running.
-
-    Raises:
-        OutputError: a report of that name exists and `force` is false.
+    written while the workload is running. Raises OutputError if a report of that name exists and
+    `force` is false.
     """
 
     def __init__(
@@ -85,8 +83,7 @@ class Reports:
     def partial(self, run: TrackedRun) -> None:
         """Save the complete iterations for `uprof db recover`, in case the process is killed.
 
-        Raises:
-            OSError: the file cannot be written.
+        Raises OSError if the file cannot be written.
         """
         if os.getpid() != self._owner or not self._skyline:
             return
@@ -122,9 +119,8 @@ class Reports:
     def finish(self, capture: Capture) -> None:
         """Write the remaining reports and the exit status after the workload has ended.
 
-        Raises:
-            OutputError: a report cannot be written.
-            CaptureError: no recording could be converted to a database.
+        Raises OutputError if a report cannot be written, and CaptureError if no recording could be
+        converted to a database.
         """
         streams.fill_closed_descriptors()
         self._note_end(capture.exit_code)
@@ -344,10 +340,8 @@ def recover(folder: Path, *, force: bool = False) -> Iterator[Recovery]:
 
     A spool is removed when its reports are written. If a rank has several spools, the reports of
     the newest get the usual names, and those of older ones contain the process id. `folder` is the
-    output directory of `uprof run`, or of several runs.
-
-    Raises:
-        UsageError: `folder` is not a directory.
+    output directory of `uprof run`, or of several runs. Raises UsageError if `folder` is not a
+    directory.
     """
     if not folder.is_dir():
         raise UsageError(

@@ -156,10 +156,8 @@ def smallest_change(pair: tuple[Run, Run], limits: Limits, rounds: int) -> float
     """Return the smallest regression that is usually detected in `rounds` rounds.
 
     A regression of this size is detected in half of the cases, a slightly larger one nearly always.
-    `pair` has both sides of a workload that was run against itself.
-
-    Raises:
-        UsageError: The workload has no times, or too few rounds had enough iterations.
+    `pair` has both sides of a workload that was run against itself. Raises UsageError if the
+    workload has no times, or too few rounds had enough iterations.
     """
     base, new, _ = program_times(*pair)
     changes = paired_changes(base.sample(TOTAL), new.sample(TOTAL))
@@ -444,8 +442,7 @@ class _Process:
     def _line(self) -> str | None:
         """Return the next message, None if the run has ended.
 
-        Raises:
-            CaptureError: It made no progress.
+        Raises CaptureError if it made no progress.
         """
         deadline = time.monotonic() + self._workload.timeout_s
         while b"\n" not in self._received:
@@ -518,10 +515,7 @@ def commands(text: str) -> dict[str, str]:
     """Return the commands of a text with one command per line, by name.
 
     A line is `NAME=COMMAND`, or a command that is named after its script. Empty lines and lines
-    that start with # are ignored.
-
-    Raises:
-        UsageError: Two commands have the same name.
+    that start with # are ignored. Raises UsageError if two commands have the same name.
     """
     found: dict[str, str] = {}
     for line in filter(None, map(str.strip, text.splitlines())):

@@ -192,8 +192,7 @@ class BatchSizes:
     def parse(cls, sizes: str | None, memory: str | None, spec: RunSpec) -> BatchSizes:
         """Parse `8,16,32` and `24GiB`.
 
-        Raises:
-            UsageError: A value is not valid, or a memory limit is given without sizes.
+        Raises UsageError if a value is not valid, or a memory limit is given without sizes.
         """
         if sizes is None:
             raise UsageError(

@@ -94,10 +94,8 @@ class TemporaryInputs:
     def read_standard_input(self, progress: Callable[[str], None] = lambda _: None) -> Path:
         """Copy standard input to a temporary file, and return its path.
 
-        Raises:
-            UsageError: standard input is closed, or is a terminal.
-            RawFormatError: standard input is empty or too long.
-            OutputError: there is no space for the file.
+        Raises UsageError if standard input is closed, or is a terminal, RawFormatError if standard
+        input is empty or too long, and OutputError if there is no space for the file.
         """
         stream = _standard_input()
         progress("reading standard input")
@@ -120,9 +118,8 @@ class TemporaryInputs:
     def unpack(self, archive: Path, progress: Callable[[str], None] = lambda _: None) -> Path:
         """Unpack an archive without links and devices, and return the temporary directory.
 
-        Raises:
-            RawFormatError: the archive is damaged or too long, or contains unsafe file names.
-            OutputError: there is no space for the files.
+        Raises RawFormatError if the archive is damaged or too long, or contains unsafe file names,
+        and OutputError if there is no space for the files.
         """
         progress(f"unpacking {archive}")
         folder = self._resources.enter_context(temporary_folder())

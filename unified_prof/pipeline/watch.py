@@ -98,11 +98,9 @@ class Watch:
     """Context manager that watches the program of this thread.
 
     `folder` is the same for all ranks, `facts` are rows of UPROF_RUN; exporters receive all rows
-    and events. The program's stack ends at the code objects `bottoms`.
-
-    Raises:
-        OutputError: The directory or file cannot be written.
-        DeviceUnavailableError: The device cannot be used here.
+    and events. The program's stack ends at the code objects `bottoms`. Raises OutputError if the
+    directory or file cannot be written, and DeviceUnavailableError if the device cannot be used
+    here.
     """
 
     def __init__(

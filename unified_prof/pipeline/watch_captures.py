@@ -39,8 +39,7 @@ _NPU_NOTICE_S = 3.0  # Additional time in which msprof starts.
 def new_directory(parent: Path, name: str) -> Path:
     """Create a directory with a number after `name` if an earlier run has used it.
 
-    Raises:
-        OutputError: It cannot be created.
+    Raises OutputError if it cannot be created.
     """
     make_directory(parent)
     for number in itertools.count(1):
@@ -156,8 +155,7 @@ class CaptureRequest:
 def ask(folder: Path, request: CaptureRequest) -> Path:
     """Write a request into the directory of a watched run; only its owner can.
 
-    Raises:
-        OutputError: The directory does not exist or cannot be written to.
+    Raises OutputError if the directory does not exist or cannot be written to.
     """
     place = folder / _REQUESTS
     path = place / f"{request.name}.json"
@@ -194,8 +192,7 @@ def follow(
 class Requests:
     """Reads the requests in the directory of a run, which only its owner may write to.
 
-    Raises:
-        OutputError: The directory cannot be made.
+    Raises OutputError if the directory cannot be made.
     """
 
     def __init__(self, folder: Path, rank: int) -> None:
@@ -247,8 +244,7 @@ def common_step(known: Mapping[int, RankSteps], ranks: Iterable[int]) -> int:
 def folder_of(pid: int) -> Path:
     """Return the directory of the run that process `pid` watches, from its open files.
 
-    Raises:
-        StoreError: The process does not exist, belongs to another user, or watches nothing.
+    Raises StoreError if the process does not exist, belongs to another user, or watches nothing.
     """
     with suppress(OSError):
         for link in Path(f"/proc/{pid}/fd").iterdir():

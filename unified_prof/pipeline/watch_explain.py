@@ -37,8 +37,7 @@ _NICENESS = 19
 def explain_capture(folder: Path, healthy: Path | None) -> str:
     """Convert the recording in `folder`, write advice and comparison; return the first finding.
 
-    Raises:
-        UprofError: It cannot be converted.
+    Raises UprofError if it cannot be converted.
     """
     problem, database = "", folder / _REPORT
     recordings = [one for one in find(folder) if inspect(one).has_device_data]
@@ -63,8 +62,7 @@ def explain_capture(folder: Path, healthy: Path | None) -> str:
 def compared(base: Path, new: Path) -> str:
     """Return the comparison of two timelines as text.
 
-    Raises:
-        UprofError: They cannot be compared.
+    Raises UprofError if they cannot be compared.
     """
     devices = diff_recordings([base], [new], labels=("healthy", "this capture"))
     if devices is not None:

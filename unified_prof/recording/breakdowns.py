@@ -430,8 +430,7 @@ def merge(parts: Iterable[Stacks]) -> Stacks:
 def place_of(calls: Calls, wanted: Place | None, path: str) -> Place | None:
     """Return the kind of frames to use above operations: as requested, else modules, else lines.
 
-    Raises:
-        UsageError: the requested kind was not recorded.
+    Raises UsageError if the requested kind was not recorded.
     """
     have: list[Place] = [one for one in PLACES if getattr(calls, _COLUMNS[one]) is not None]
     if wanted is None:

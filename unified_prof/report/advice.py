@@ -45,8 +45,7 @@ class ReportAdvice:
 def gather_advice(opened: Opened) -> list[ReportAdvice]:
     """Evaluate the rules for every report.
 
-    Raises:
-        StoreError: No report could be read to its end.
+    Raises StoreError if no report could be read to its end.
     """
 
     def ask(analysis: Analysis) -> ReportAdvice:
@@ -267,9 +266,8 @@ def gather_what_if(
 ) -> list[WhatIfAnswer]:
     """Estimate the step time of every report.
 
-    Raises:
-        StoreError: No report could be read to its end.
-        UsageError: A report has no data for an estimate.
+    Raises StoreError if no report could be read to its end, and UsageError if a report has no data
+    for an estimate.
     """
 
     def ask(analysis: Analysis) -> WhatIfAnswer:

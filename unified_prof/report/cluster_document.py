@@ -52,8 +52,7 @@ class RankDetail:
     def from_overview(cls, overview: Overview, number: int, step: int | None = None) -> RankDetail:
         """Return the details of rank `number`, for all steps or for one.
 
-        Raises:
-            UsageError: The run has no such rank or step.
+        Raises UsageError if the run has no such rank or step.
         """
         row = overview.rank(number)
         if step is not None:

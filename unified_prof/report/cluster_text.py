@@ -246,8 +246,7 @@ def _operations(overview: Overview) -> list[KernelKindRow]:
 def run_document(overview: Overview, request: ClusterRequest) -> Document:
     """Return the document of a run, or of one rank or step.
 
-    Raises:
-        UsageError: The run has no such rank or step.
+    Raises UsageError if the run has no such rank or step.
     """
     document = Document()
     document.title(cluster_title(overview))

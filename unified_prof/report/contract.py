@@ -314,8 +314,7 @@ _FINITE = ("diff", "gate")  # Documents in which NaN and infinity become null.
 def schema(command: str) -> dict[str, Any]:
     """Return the JSON Schema (2020-12) of the documents of a command.
 
-    Raises:
-        UsageError: The command has no documented JSON.
+    Raises UsageError if the command has no documented JSON.
     """
     if command not in DOCUMENTS:
         raise UsageError(

@@ -95,9 +95,7 @@ def select_rows(
     """Sort the rows of a breakdown and keep the first ones.
 
     Rows without the figure to sort by come last. Steps stay in time order without a sort key.
-
-    Raises:
-        UsageError: No row has the figure to sort by.
+    Raises UsageError if no row has the figure to sort by.
     """
     rows = list(breakdown.rows)
     if sort is not None:
@@ -182,11 +180,9 @@ def gather_figures(
 
     If `everything`, the format shows all breakdowns unless one is requested; otherwise only the
     first. `rows` is the default number of rows of the format (None: all). `details` are hardware
-    counters and memory over time, `headline` is launch latency, groups and idle reasons.
-
-    Raises:
-        StoreError: No report could be read to its end.
-        UsageError: A report does not have the breakdown or the sort key.
+    counters and memory over time, `headline` is launch latency, groups and idle reasons. Raises
+    StoreError if no report could be read to its end, and UsageError if a report does not have the
+    breakdown or the sort key.
     """
 
     def ask(analysis: Analysis) -> Figures:
@@ -212,8 +208,7 @@ def gather_figures(
 def readable_answers(opened: Opened, ask: Callable[[Analysis], Answer]) -> list[Answer]:
     """Compute an answer for every report in a directory; damaged reports are skipped and listed.
 
-    Raises:
-        StoreError: No report could be read to its end.
+    Raises StoreError if no report could be read to its end.
     """
     found = []
     failure: StoreError | None = None

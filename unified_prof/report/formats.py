@@ -65,10 +65,8 @@ class Format:
     def produce(self, opened: Opened, request: ReportRequest) -> str | bytes:
         """Render the reports.
 
-        Raises:
-            StoreError: No report can be read to its end.
-            UsageError: A report does not have the breakdown or sort key, or a required package is
-                not installed.
+        Raises StoreError if no report can be read to its end, and UsageError if a report does not
+        have the breakdown or sort key, or a required package is not installed.
         """
         content: str | bytes = load_renderer(self.renderer)(opened, request)
         return content
@@ -108,11 +106,7 @@ FORMAT_SUFFIXES = {one.name: one.suffixes for one in FORMATS}
 
 
 def find_format(name: str) -> Format:
-    """Return the format `name`.
-
-    Raises:
-        UsageError: There is no such format.
-    """
+    """Return the format `name`. Raises UsageError if there is no such format."""
     for one in FORMATS:
         if one.name == name:
             return one
@@ -125,10 +119,7 @@ def encode_varints(values: NDArray[np.integer]) -> str:
     """Return non-negative numbers in base64, seven bits per byte, lowest first (LEB128).
 
     The highest bit of a byte means that more bytes follow. Most durations and gaps take two or
-    three bytes, a quarter of their decimal text.
-
-    Raises:
-        ValueError: A number is negative.
+    three bytes, a quarter of their decimal text. Raises ValueError if a number is negative.
     """
     if len(values) and values.min() < 0:
         raise ValueError("negative numbers cannot be encoded")
@@ -192,9 +183,7 @@ class ClusterRequest:
 def produce_cluster(shape: Format, overview: Overview, request: ClusterRequest) -> str:
     """Render a multi-rank run.
 
-    Raises:
-        StoreError: The summary is damaged.
-        UsageError: The run has no such rank or step.
+    Raises StoreError if the summary is damaged, and UsageError if the run has no such rank or step.
     """
     content: Any = load_renderer(_CLUSTER_RENDERERS[shape.name])(overview, request)
     if shape.name in ("text", "markdown"):

@@ -90,8 +90,8 @@ _INTEGER_ENDINGS = ("_ns", "_bytes", "count")
 def _arrow_file(opened: Opened, request: ReportRequest, kind: str) -> bytes:
     """Return the breakdowns of all reports as one file.
 
-    Raises:
-        UsageError: pyarrow is not installed, or a report does not have the breakdown or sort key.
+    Raises UsageError if pyarrow is not installed, or a report does not have the breakdown or sort
+    key.
     """
     pyarrow = arrow_files.pyarrow()
     reports = gather_figures(opened, request, details=False, headline=False)
@@ -106,8 +106,7 @@ def _arrow_file(opened: Opened, request: ReportRequest, kind: str) -> bytes:
 def arrow_table(reports: Iterable[Figures], *, missing: Iterable[Missing] = ()) -> Any:
     """Return breakdowns as a `pyarrow.Table`; missing reports come first, of kind `missing`.
 
-    Raises:
-        UsageError: pyarrow is not installed.
+    Raises UsageError if pyarrow is not installed.
     """
     pyarrow = arrow_files.pyarrow()
     rows = _breakdown_rows(reports, missing)

@@ -248,10 +248,8 @@ def write_perfetto_trace(
     """Write reports as one Perfetto trace, each with a prefix before its group names.
 
     `lose` is called for a damaged report, whose tracks are then incomplete; None raises instead.
-
-    Raises:
-        StoreError: A report is damaged and `lose` is None.
-        UsageError: The perfetto package is not installed.
+    Raises StoreError if a report is damaged and `lose` is None, and UsageError if the perfetto
+    package is not installed.
     """
     hint = "run `pip install 'unified-prof[trace]'`, or write a .json"
     with missing_package("a Perfetto trace needs the perfetto package", hint=hint):

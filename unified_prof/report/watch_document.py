@@ -431,8 +431,7 @@ def produce_watch(
 ) -> str | bytes:
     """Render a watched run in a format of reports; CSV, Parquet and Arrow have all steps.
 
-    Raises:
-        UsageError: pyarrow is required, and not installed.
+    Raises UsageError if pyarrow is required, and not installed.
     """
     if shape == "csv":
         steps = ({"rank": rank} | row._asdict() for rank in ranks for row in ranks[rank].rows())
@@ -453,9 +452,8 @@ def render_watched(
 ) -> tuple[str | bytes, str]:
     """Render the watched run in a directory; return it, and which ranks cannot be read.
 
-    Raises:
-        StoreError: No rank, or the given one, can be read.
-        UsageError: There is no such rank, or pyarrow is required, and not installed.
+    Raises StoreError if no rank, or the given one, can be read, and UsageError if there is no such
+    rank, or pyarrow is required, and not installed.
     """
     damaged: dict[int, str] = {}
     ranks = read_folder(folder, damaged=damaged)

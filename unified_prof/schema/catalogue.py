@@ -81,8 +81,7 @@ REVISION_ROW = "UPROF_SCHEMA_REVISION"
 def resource_directory(name: str) -> Path:
     """Return a data directory of the installed package, or of the top directory of a checkout.
 
-    Raises:
-        FileNotFoundError: The installation is incomplete.
+    Raises FileNotFoundError if the installation is incomplete.
     """
     for candidate in (_PACKAGE / "_resources" / name, _PACKAGE.parent / name):
         if candidate.is_dir():
@@ -150,8 +149,7 @@ def version_of(revision: str) -> str | None:
 def resolve(family: str, revision: str) -> str:
     """Return the full name of `revision`, which may be an alias (`latest`, `documented`).
 
-    Raises:
-        UsageError: The family or revision does not exist.
+    Raises UsageError if the family or revision does not exist.
     """
     if family not in REVISIONS:
         raise UsageError(

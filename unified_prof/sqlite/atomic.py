@@ -70,8 +70,7 @@ def is_of_here(owner: str) -> bool:
 def temporary_folder() -> Iterator[Path]:
     """Yield a directory for temporary copies; first remove those of ended processes.
 
-    Raises:
-        OutputError: it cannot be made.
+    Raises OutputError if it cannot be made.
     """
     spare = ExitStack()
     try:
@@ -243,10 +242,7 @@ def write_small(target: str | os.PathLike[str], data: bytes) -> None:
 
     Ten times as fast as `AtomicFile`, for files that can be recreated: the file is not flushed to
     disk, files of ended processes are not removed (`remove_abandoned`), and a database's side files
-    are not checked.
-
-    Raises:
-        OutputError: it cannot be written.
+    are not checked. Raises OutputError if it cannot be written.
     """
     final = os.path.realpath(target)
     folder, name = os.path.split(final)

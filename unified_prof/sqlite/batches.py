@@ -74,10 +74,8 @@ Source = Constant | Numbers | Objects  # Values of one column.
 def read(columns: Mapping[str, Column], *, table: str) -> tuple[dict[str, Source], int]:
     """Return the columns of one batch, ready for SQLite, and its number of rows.
 
-    A batch of scalars only is one row.
-
-    Raises:
-        UsageError: lengths differ, or SQLite cannot store a value.
+    A batch of scalars only is one row. Raises UsageError if lengths differ, or SQLite cannot store
+    a value.
     """
     sources: dict[str, Source] = {}
     lengths: dict[str, int] = {}
@@ -221,9 +219,8 @@ def _from_array(array: NDArray[Any]) -> Source:
 def from_sequence(values: Sequence[Any]) -> Source:
     """Return a column of Python or NumPy values of any type, including None.
 
-    Raises:
-        TypeError: a value is neither a number nor text.
-        OverflowError: an integer does not fit into 64 bits.
+    Raises TypeError if a value is neither a number nor text, and OverflowError if an integer does
+    not fit into 64 bits.
     """
     types = set(map(type, values))
     if types == {int}:
@@ -239,9 +236,8 @@ def from_sequence(values: Sequence[Any]) -> Source:
 def plain(value: Any) -> Plain:
     """Return `value` as a plain int, float, str or None.
 
-    Raises:
-        TypeError: it is neither a number nor text.
-        OverflowError: it is an integer that does not fit into 64 bits.
+    Raises TypeError if it is neither a number nor text, and OverflowError if it is an integer that
+    does not fit into 64 bits.
     """
     if convert := _CONVERSIONS.get(type(value)):
         return convert(value)

@@ -36,8 +36,7 @@ class _Part:
 def of_query(cursor: sqlite3.Cursor) -> dict[str, NDArray[Any]]:
     """Fetch all remaining rows of `cursor` as columns; see `Report.columns`.
 
-    Raises:
-        UsageError: two columns have the same name.
+    Raises UsageError if two columns have the same name.
     """
     return _up_to(cursor, _names(cursor), None)
 
@@ -53,8 +52,7 @@ def _names(cursor: sqlite3.Cursor) -> list[str]:
 def in_parts(cursor: sqlite3.Cursor, rows: int) -> Iterator[dict[str, NDArray[Any]]]:
     """Yield the columns of `of_query`, `rows` rows at a time.
 
-    Raises:
-        UsageError: two columns have the same name.
+    Raises UsageError if two columns have the same name.
     """
     names = _names(cursor)
     while True:
@@ -205,10 +203,8 @@ def parts(
 ) -> Iterator[tuple[list[NDArray[Any]], tuple[int, int]]]:
     """Yield the values of the expressions and the range of row ids, in windows of rows.
 
-    `after` is the last row id that was already read, `count` the number of rows read so far.
-
-    Raises:
-        StoreError: the file is damaged, so that reading by row ids does not find all rows.
+    `after` is the last row id that was already read, `count` the number of rows read so far. Raises
+    StoreError if the file is damaged, so that reading by row ids does not find all rows.
     """
     for chunk in _chunks(db, what, after):
         values = read(db, what, chunk)

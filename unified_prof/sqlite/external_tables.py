@@ -115,8 +115,7 @@ class _DatabaseQuery(Query):
     def of_slice(self, pages: Scan, rows_of_pages: Slice) -> tuple[Cells, int]:
         """Return the rows of a slice as columns, and their number.
 
-        Raises:
-            Unusual: only SQLite can read them.
+        Raises Unusual if only SQLite can read them.
         """
         found = self.found
         names = set(found) if self.only is None else {*found, self.only[0]}
@@ -189,9 +188,8 @@ _ROWS_WITH_TEXTS = 1 << 11
 def foreign_tables(path: Path) -> Iterator[Tables]:
     """Open a database of another tool; the file and its directory are not changed.
 
-    Raises:
-        StoreError: it cannot be read, or is being written.
-        OutputError: its writer left a log behind, and the temporary copy cannot be created.
+    Raises StoreError if it cannot be read, or is being written, and OutputError if its writer left
+    a log behind, and the temporary copy cannot be created.
     """
     with ExitStack() as resources:
         db = open_read_only(path, resources)

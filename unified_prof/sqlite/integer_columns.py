@@ -55,9 +55,7 @@ def of_table(
 
     `db` has the views that give the file's tables the newest shape. `columns` maps names in the
     result to SQL expressions; those in `narrow` may be returned as int32 if their values fit.
-
-    Raises:
-        StoreError: the file is damaged, or an expression is wrong.
+    Raises StoreError if the file is damaged, or an expression is wrong.
     """
     what = _wanted_columns(db, path, table, columns, narrow)
     if (few := _few(db, what)) is not None:
@@ -237,8 +235,7 @@ class _Term:
     def values(self, rows: Slice, values: Mapping[str, Values]) -> Ints:
         """Return the values, MISSING for those that are not integers.
 
-        Raises:
-            Unusual: SQLite would convert other values to numbers first.
+        Raises Unusual if SQLite would convert other values to numbers first.
         """
         if not self.is_difference:
             if self.first is None:

@@ -85,8 +85,7 @@ def _why(entry: RankEntry | None) -> str:
 def note(folder: Path, entry: RankEntry) -> None:
     """Write the entry of a rank in `folder`, replacing its previous entry.
 
-    Raises:
-        OutputError: it cannot be written.
+    Raises OutputError if it cannot be written.
     """
     pieces = folder / _PIECES
     with system_errors(OutputError, f"cannot create the directory {pieces}", slug="cannot-write"):
@@ -111,8 +110,7 @@ def has_entry(folder: Path, rank: int) -> bool:
 def read(folder: str | os.PathLike[str]) -> RunFolder | None:
     """Return the contents of `run.json` in `folder`, None if it does not exist.
 
-    Raises:
-        StoreError: it cannot be read or is invalid.
+    Raises StoreError if it cannot be read or is invalid.
     """
     path = Path(folder) / FILE_NAME
     try:
@@ -143,9 +141,7 @@ def read(folder: str | os.PathLike[str]) -> RunFolder | None:
 def content(path: Path) -> bytes:
     """Return the bytes of a run document.
 
-    Raises:
-        StoreError: it is a pipe or device, or too large.
-        OSError: it cannot be read.
+    Raises StoreError if it is a pipe or device, or too large, and OSError if it cannot be read.
     """
     if not path.is_file() or path.stat().st_size > _MAX_BYTES:
         raise StoreError(

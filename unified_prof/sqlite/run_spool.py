@@ -168,8 +168,7 @@ def read(path: Path) -> Spooled:
 def decode(data: bytes, *, where: str) -> Spooled:
     """Return the contents decoded from the bytes of a spool; `where` is their source, for messages.
 
-    Raises:
-        RawFormatError: `data` is not a result of `encode`.
+    Raises RawFormatError if `data` is not a result of `encode`.
     """
     if len(data) < _HEADER.size or not data.startswith(_MAGIC):
         raise RawFormatError(f"{where}: not a spool of uprof, or truncated", slug="damaged-spool")

@@ -86,9 +86,8 @@ def add_anomaly(db: sqlite3.Connection, name: str, count: int, detail: str) -> N
 def complete_run(path: Path, facts: Mapping[str, str]) -> None:
     """Write facts of a report that are still NULL because they were unknown before.
 
-    Raises:
-        OutputError: the file cannot be changed or no longer exists.
-        StoreError: it is damaged, or being written by another process.
+    Raises OutputError if the file cannot be changed or no longer exists, and StoreError if it is
+    damaged, or being written by another process.
     """
     with writing(path):
         # A URI with mode=rw cannot be used: URIs are UTF-8, but a path may contain any bytes.
@@ -107,10 +106,8 @@ def write_run_time(
 
     `run_time_entries` has the median of each operation's samples, `UPROF_RUN_TIME_SAMPLES` the
     individual samples. Entries are numbered from 1 in forward order. `facts` are rows of UPROF_RUN.
-
-    Raises:
-        OutputError: `path` exists or cannot be written.
-        StoreError: the written file does not pass SQLite's integrity check.
+    Raises OutputError if `path` exists or cannot be written, and StoreError if the written file
+    does not pass SQLite's integrity check.
     """
     with replacing(path, overwrite=overwrite) as partial, closing(open_unfinished(partial)) as db:
         db.executescript(frozen_text(SKYLINE_RUN_TIME, "1"))
@@ -152,11 +149,9 @@ def write_memory(
     """Write the memory report of `run` to `path`.
 
     Entries are numbered from 1: weights in the order of the model, activations in forward order.
-    `misc_sizes` has a row only if the peak was measured. `facts` are rows of UPROF_RUN.
-
-    Raises:
-        OutputError: `path` exists or cannot be written.
-        StoreError: the written file does not pass SQLite's integrity check.
+    `misc_sizes` has a row only if the peak was measured. `facts` are rows of UPROF_RUN. Raises
+    OutputError if `path` exists or cannot be written, and StoreError if the written file does not
+    pass SQLite's integrity check.
     """
     with replacing(path, overwrite=overwrite) as partial, closing(open_unfinished(partial)) as db:
         db.executescript(frozen_text(SKYLINE_MEMORY, "1"))
@@ -360,11 +355,9 @@ def write_cluster_summary(
 ) -> None:
     """Write all tables of a cluster summary; rows have the columns of the schema in order.
 
-    `facts` are rows of UPROF_RUN, `anomalies` those of UPROF_ANOMALIES.
-
-    Raises:
-        OutputError: `path` exists or cannot be written.
-        StoreError: the written file does not pass SQLite's integrity check.
+    `facts` are rows of UPROF_RUN, `anomalies` those of UPROF_ANOMALIES. Raises OutputError if
+    `path` exists or cannot be written, and StoreError if the written file does not pass SQLite's
+    integrity check.
     """
     schema = catalogue.load(catalogue.CLUSTER, "latest")
     with replacing(path, overwrite=overwrite) as partial, closing(open_unfinished(partial)) as db:

@@ -127,9 +127,9 @@ def reading(path: Path) -> Iterator[None]:
 def writing(path: Path) -> Iterator[None]:
     """Convert errors of SQLite and the system in the block to uprof's errors with `path`.
 
-    Raises:
-        OutputError: the file cannot be written, for example because the disk is full or read-only.
-        StoreError: another process is writing the file, or SQLite rejects a row (duplicate key).
+    Raises OutputError if the file cannot be written, for example because the disk is full or
+    read-only, and StoreError if another process is writing the file, or SQLite rejects a row
+    (duplicate key).
     """
     try:
         yield

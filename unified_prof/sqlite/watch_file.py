@@ -206,8 +206,7 @@ class RankSteps:
     def refresh(self, path: Path) -> None:
         """Read the rows of `path` that are not known yet, and all of its events.
 
-        Raises:
-            StoreError: It is damaged, or not a watch file.
+        Raises StoreError if it is damaged, or not a watch file.
         """
         with ExitStack() as resources, reading(path):
             db = open_read_only(path, resources)
@@ -240,10 +239,8 @@ def read_folder(
     """Return the ranks of the latest run in a directory, by rank.
 
     `known` is the result of an earlier call, so that only new rows are read; `damaged` receives why
-    ranks cannot be read, which by default is an error.
-
-    Raises:
-        StoreError: A file cannot be read, or there is none.
+    ranks cannot be read, which by default is an error. Raises StoreError if a file cannot be read,
+    or there is none.
     """
     ranks = dict(known or {})
     found = sorted(_parts(folder))

@@ -440,8 +440,7 @@ class ReportWriter(Block):
     def rename(self, name: str) -> None:
         """Change the name of the report, in the same directory.
 
-        Raises:
-            OutputError: the name exists or is invalid.
+        Raises OutputError if the name exists or is invalid.
         """
         assert self._file is not None
         self._file.rename(name)

@@ -145,8 +145,7 @@ class SavedTensors:
     def start(self, parameters: Iterable[Any], modules: Iterable[Any]) -> None:
         """Start measuring; exclude storages of `parameters` and of the state of `modules`.
 
-        Raises:
-            UnknownHooksError: The program's hooks are unknown, so nothing can be measured.
+        Raises UnknownHooksError if the program's hooks are unknown, so nothing can be measured.
         """
         for tensor in parameters:
             self._exclude(tensor)

@@ -81,8 +81,7 @@ class DeviceFault(Exception):  # noqa: N818
 class Device:
     """Interface of the tracker to one kind of device.
 
-    Raises:
-        DeviceUnavailableError: torch cannot use this kind of device here.
+    Raises DeviceUnavailableError if torch cannot use this kind of device here.
     """
 
     def __init__(self, kind: str) -> None:

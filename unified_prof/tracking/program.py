@@ -51,11 +51,7 @@ class Program:
         return self.spec.name if self.spec else Path(self.path).name
 
     def compile(self) -> CodeType:
-        """Compile the program.
-
-        Raises:
-            SyntaxError: The program is not valid Python.
-        """
+        """Compile the program. Raises SyntaxError if the program is not valid Python."""
         return compile(self.source, self.path, "exec", dont_inherit=True)
 
 
@@ -325,11 +321,9 @@ class Providers:
 def prefix_of(source: bytes | str, filename: str) -> str | None:
     """Return the prefix of the providers that `source` defines; None if there are none.
 
-    The source is only parsed, because the way to run the script depends on the result.
-
-    Raises:
-        SyntaxError: `source` is not valid Python.
-        CaptureError: Some of the three functions are missing.
+    The source is only parsed, because the way to run the script depends on the result. Raises
+    SyntaxError if `source` is not valid Python, and CaptureError if some of the three functions are
+    missing.
     """
     defined = set(_top_level_names(ast.parse(source, filename).body))
     begun: list[tuple[str, list[str]]] = []
@@ -379,8 +373,7 @@ def _is_main_guard(node: ast.stmt) -> bool:
 def checked_providers(namespace: dict[str, Any], prefix: str, script: str) -> Providers:
     """Return the providers of `namespace`.
 
-    Raises:
-        CaptureError: A provider is missing, is not a function or has an unexpected signature.
+    Raises CaptureError if a provider is missing, is not a function or has an unexpected signature.
     """
     functions = []
     for part in _PARTS:
@@ -421,8 +414,7 @@ def _check_signature(function: Any, name: str, part: str, script: str) -> None:
 def checked_model(providers: Providers, model: Any, device: str) -> Any:
     """Return `model` if it can be called and is on `device`.
 
-    Raises:
-        CaptureError: The model cannot be called, or is on another device.
+    Raises CaptureError if the model cannot be called, or is on another device.
     """
     from torch.nn import Module
 
@@ -447,8 +439,7 @@ def checked_model(providers: Providers, model: Any, device: str) -> Any:
 def checked_inputs(providers: Providers, inputs: Any) -> tuple[Any, ...]:
     """Return `inputs` as a tuple of the arguments of an iteration.
 
-    Raises:
-        CaptureError: `inputs` is a tensor or is not iterable.
+    Raises CaptureError if `inputs` is a tensor or is not iterable.
     """
     import torch
 
@@ -465,8 +456,7 @@ def checked_inputs(providers: Providers, inputs: Any) -> tuple[Any, ...]:
 def checked_iteration(providers: Providers, iteration: Any) -> Callable[..., Any]:
     """Return `iteration` if it can be called.
 
-    Raises:
-        CaptureError: The iteration cannot be called.
+    Raises CaptureError if the iteration cannot be called.
     """
     if not callable(iteration):
         raise CaptureError(

@@ -66,8 +66,7 @@ class Results:
     def run(self) -> TrackedRun | None:
         """Return the records; None if no iteration is complete.
 
-        Raises:
-            CaptureError: Iterations are complete, but contain nothing to measure.
+        Raises CaptureError if iterations are complete, but contain nothing to measure.
         """
         session = self._session
         times = session.iterations_of(session.run_time, RUN_TIME)
@@ -161,8 +160,7 @@ class Results:
     ) -> tuple[SiteTable, tuple[OperationRecord, ...], tuple[IterationRecord, ...], SelectedCalls]:
         """Return the operations in the requested scope, or in a wider one if it has none.
 
-        Raises:
-            CaptureError: There was no operation.
+        Raises CaptureError if there was no operation.
         """
         scope: Scope | None = Scope(self._session.spec.scope)
         while scope is not None:

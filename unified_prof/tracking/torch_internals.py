@@ -88,9 +88,8 @@ class PushedHooks:
     def top(self, _also_while_tracing: bool) -> Pair | None:
         """Return the hooks on top, None if the stack is empty.
 
-        Raises:
-            UnknownHooksError: The hooks on top were pushed before tracking began, or the autograd
-                engine passed them to one of its threads.
+        Raises UnknownHooksError if the hooks on top were pushed before tracking began, or the
+        autograd engine passed them to one of its threads.
         """
         stack = self._stack()
         if self._is_empty():

@@ -106,8 +106,7 @@ class WastedWork:
     def _described(self, value: Any) -> Any:
         """Return a hashable description of an argument.
 
-        Raises:
-            _UnknownValueError: The argument may change without notice.
+        Raises _UnknownValueError if the argument may change without notice.
         """
         import torch
 
@@ -137,8 +136,7 @@ class WastedWork:
 def _state(tensor: Any) -> tuple[Any, ...]:
     """Return what changes if the content of a tensor does.
 
-    Raises:
-        _UnknownValueError: It is unknown, as in inference mode and for subclasses.
+    Raises _UnknownValueError if it is unknown, as in inference mode and for subclasses.
     """
     import torch
 

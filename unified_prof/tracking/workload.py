@@ -60,8 +60,7 @@ class ProviderRun:
     def run(self) -> BaseException | None:
         """Run the workload; return the exception that it raised, or None.
 
-        Raises:
-            CaptureError: A provider is invalid.
+        Raises CaptureError if a provider is invalid.
         """
         self._session.install((execute.__code__, call_program.__code__))
         self._steps.install()

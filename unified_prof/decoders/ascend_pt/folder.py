@@ -66,11 +66,7 @@ class AscendFolder:
     """A `*_ascend_pt` directory and its control files; `problems` lists unreadable files."""
 
     def __init__(self, path: Path) -> None:
-        """List the directory.
-
-        Raises:
-            RawFormatError: the directory cannot be listed.
-        """
+        """List the directory."""
         self.path = path
         # (anomaly name, message) for each file that could not be read.
         self.problems: list[tuple[str, str]] = []
@@ -196,11 +192,7 @@ class AscendFolder:
 
 
 def listed(path: Path) -> list[str]:
-    """Return the names in a directory, sorted.
-
-    Raises:
-        RawFormatError: the directory cannot be listed.
-    """
+    """Return the names in a directory, sorted."""
     with system_errors(RawFormatError, f"cannot list {path}", slug="cannot-read"):
         return sorted(child.name for child in path.iterdir())
 
@@ -285,9 +277,6 @@ def read_records(
 
     Records of other types are counted and dropped. The first of the possible layouts of the fixed
     part that fits is used; `wanted` are the types of the fields to find.
-
-    Raises:
-        RawFormatError: the file cannot be read.
     """
     number = read = 0
     for data, starts, ends, kinds in _pieces(path, sink):
@@ -305,8 +294,7 @@ def read_records(
 def read_flat(path: Path, layout: np.dtype[Any], sink: Sink) -> NDArray[Any]:
     """Return the records of a file with fixed-size records; an incomplete last record is counted.
 
-    Raises:
-        RawFormatError: the file cannot be read.
+    Raises RawFormatError if the file cannot be read.
     """
     with _opened(path) as file:
         records = np.fromfile(file, layout)

@@ -115,11 +115,7 @@ class Operators:
 
     @classmethod
     def read(cls, path: Path | None, clock: Clock, sink: Sink) -> Operators:
-        """Read the operators from a file; return no operators if the file is missing.
-
-        Raises:
-            RawFormatError: the file cannot be read.
-        """
+        """Read the operators from a file; return no operators if the file is missing."""
         names, changed = Texts(), [Texts(lambda text: text.replace(";", ";\r\n")) for _ in range(3)]
         texts = (names, *changed)
         batches = [] if path is None else _batches(path, texts, sink)
@@ -236,11 +232,7 @@ class Frames:
 
 
 def read_frames(calls: Path | None, names: Path | None, clock: Clock, sink: Sink) -> Frames:
-    """Read the calls; as in torch_npu, both files are required.
-
-    Raises:
-        RawFormatError: a file cannot be read.
-    """
+    """Read the calls; as in torch_npu, both files are required."""
     if calls is None or names is None:
         if calls is not None:
             detail = f"{calls}: the file of names is missing, so the calls are dropped"

@@ -59,8 +59,7 @@ class Queue:
     def read(cls, path: Path | None, clock: Clock, sink: Sink) -> Queue:
         """Read the begin and end marks from a file; return an empty queue if the file is missing.
 
-        Raises:
-            RawFormatError: the file cannot be read.
+        Raises RawFormatError if the file cannot be read.
         """
         names = Texts()
         columns: dict[str, list[Ints]] = {name: [] for name in _COLUMNS}

@@ -82,9 +82,6 @@ def read_memory(path: Path | None, clock: Clock, sink: Sink, *, device: int | No
     """Read the records of PyTorch's device allocators, sorted by time; none without a file.
 
     If only one device was recorded, `device` replaces PyTorch's number.
-
-    Raises:
-        RawFormatError: the file cannot be read.
     """
     parts = [np.zeros(0, _RECORD)]
     for batch in () if path is None else read_records(path, _KIND, _LAYOUTS, (), sink):
@@ -416,10 +413,8 @@ class Decoded:
 def decode(path: Path, sink: Sink, stage: Stage = lambda _: nullcontext()) -> Decoded:
     """Write all tables that the directory has data for.
 
-    If a part cannot be decoded, only its own tables are missing, and an anomaly is counted.
-
-    Raises:
-        RawFormatError: the directory contains neither FRAMEWORK/ nor PROF_*, or none can be read.
+    If a part cannot be decoded, only its own tables are missing, and an anomaly is counted. Raises
+    RawFormatError if the directory contains neither FRAMEWORK/ nor PROF_*, or none can be read.
     """
     folder = AscendFolder(path)
     recorder = RecordingSink(sink, folder.rank)

@@ -226,11 +226,7 @@ class Tasks:
         return self._tasks.arrays()
 
     def take(self, event: Event, start: int, end: int, layer: Layer) -> None:
-        """Add a slice of a stream.
-
-        Raises:
-            ValueError: a value is not a number.
-        """
+        """Add a slice of a stream. Raises ValueError if a value is not a number."""
         args = event.args or {}
         shown = str(args.get("Task Type", NOT_AVAILABLE))
         kind = KERNELS.get(shown)

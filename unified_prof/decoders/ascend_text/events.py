@@ -54,11 +54,7 @@ _ANYTHING = msgspec.json.Decoder(list[Any])
 
 
 def read_events(path: Path, count: Count) -> Iterator[list[Event]]:
-    """Yield the events in file order, in batches of a few megabytes.
-
-    Raises:
-        RawFormatError: the file cannot be read or is not a list.
-    """
+    """Yield the events in file order, in batches of a few megabytes."""
     blocks = Content(path).blocks()
     data = next(blocks, b"").removeprefix(_BOM).lstrip()
     if data[:1] != b"[":
@@ -82,8 +78,7 @@ def read_events(path: Path, count: Count) -> Iterator[list[Event]]:
 def time_ns(value: str | float) -> int:
     """Convert a time or duration from microseconds to nanoseconds.
 
-    Raises:
-        BadEventError: the value is not a time.
+    Raises BadEventError if the value is not a time.
     """
     if isinstance(value, str):
         try:
@@ -212,9 +207,6 @@ def read_rows(path: Path, needed: tuple[str, ...], sink: Sink) -> Iterator[dict[
     """Yield the rows of a table; spaces and tabs around cells are removed.
 
     Rows with a wrong number of cells are counted and dropped.
-
-    Raises:
-        RawFormatError: the file cannot be read or lacks a column.
     """
     csv.field_size_limit(_MAX_CELL_CHARS)
     try:

@@ -36,8 +36,7 @@ class Columns:
     def add(self, *values: int) -> None:
         """Append a row, with values in the order of the names.
 
-        Raises:
-            ValueError: a value does not fit into 64 bits.
+        Raises ValueError if a value does not fit into 64 bits.
         """
         if any(not -_LIMIT <= value < _LIMIT for value in values):
             raise ValueError(f"a number beyond 64 bits: {values}")
@@ -118,8 +117,7 @@ class Host:
     def take_python(self, event: Event, start: int, end: int, process: int) -> bool:
         """Add a range of PyTorch; return False for other events.
 
-        Raises:
-            ValueError: a value is not a number.
+        Raises ValueError if a value is not a number.
         """
         args = event.args or {}
         tid = number(event.tid, 0)
@@ -282,11 +280,7 @@ class Layers:
 
 
 def read_layers(path: Path, sink: Sink) -> Layers:
-    """Read the names of processes and threads from the entire file.
-
-    Raises:
-        RawFormatError: the file cannot be read.
-    """
+    """Read the names of processes and threads from the entire file."""
     layers = Layers()
     names: dict[int | str, str] = {}
     labels: dict[int | str, str] = {}

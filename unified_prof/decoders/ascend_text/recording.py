@@ -42,11 +42,7 @@ Row = dict[str, object]
 
 
 def write_allocations(path: Path, sink: Sink) -> None:
-    """Write OP_MEMORY.
-
-    Raises:
-        RawFormatError: the file cannot be read, or lacks a column.
-    """
+    """Write OP_MEMORY."""
 
     def row(cells: dict[str, str]) -> Row:
         def total(when: str, what: str) -> int | None:
@@ -85,11 +81,7 @@ def write_allocations(path: Path, sink: Sink) -> None:
 
 
 def write_totals(path: Path, sink: Sink) -> None:
-    """Write MEMORY_RECORD.
-
-    Raises:
-        RawFormatError: the file cannot be read, or lacks a column.
-    """
+    """Write MEMORY_RECORD."""
 
     def row(cells: dict[str, str]) -> Row | None:
         if cells["Component"] == _APPLICATION:
@@ -109,11 +101,7 @@ def write_totals(path: Path, sink: Sink) -> None:
 
 
 def write_modules(path: Path, sink: Sink, enums: Enums) -> None:
-    """Write NPU_MODULE_MEM.
-
-    Raises:
-        RawFormatError: the file cannot be read, or lacks a column.
-    """
+    """Write NPU_MODULE_MEM."""
     modules = enums("ENUM_MODULE")
 
     def row(cells: dict[str, str]) -> Row | None:
@@ -299,10 +287,8 @@ def decode(path: Path, sink: Sink, enums: Enums, stage: Stage) -> Decoded:
     """Write all tables that the export has data for.
 
     `path` is trace_view.json, its directory, or the `*_ascend_pt` directory that contains it.
-    `enums` returns name -> number for an ENUM_* table.
-
-    Raises:
-        RawFormatError: the trace is missing, unreadable or empty.
+    `enums` returns name -> number for an ENUM_* table. Raises RawFormatError if the trace is
+    missing, unreadable or empty.
     """
     export = find_export(path)
     if export is None:

@@ -116,8 +116,7 @@ _PlainUnpickler.dispatch = _dispatch()
 def load(path: Path) -> Any:
     """Return the plain data of a pickle or a JSON file, compressed or not.
 
-    Raises:
-        RawFormatError: the file cannot be read, is damaged, or contains more than plain data.
+    Raises RawFormatError if the file cannot be read, is damaged, or contains more than plain data.
     """
     if not (compression.head_of(path) or b"").startswith(_PICKLE):
         return compression.read_json(path)

@@ -446,8 +446,8 @@ def decode(
 ) -> DecodedSnapshot:
     """Decode a snapshot (pickle or JSON, compressed or not); loads all of it into memory.
 
-    Raises:
-        RawFormatError: the file is not a snapshot, is damaged, or contains more than plain data.
+    Raises RawFormatError if the file is not a snapshot, is damaged, or contains more than plain
+    data.
     """
     progress("reading the snapshot")
     snapshot = pickle_reader.load(path)

@@ -248,8 +248,7 @@ class ParquetTables(Tables):
     def __init__(self, directory: Path) -> None:
         """List the tables.
 
-        Raises:
-            RawFormatError: the directory cannot be listed, or pyarrow is not installed.
+        Raises RawFormatError if the directory cannot be listed, or pyarrow is not installed.
         """
         with missing_package(
             f"{directory}: reading Parquet files needs pyarrow",

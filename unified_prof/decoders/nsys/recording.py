@@ -474,11 +474,8 @@ def decode(
 ) -> GpuRecording:
     """Decode the tables of an export in bounded memory.
 
-    `path` is used in messages.
-
-    Raises:
-        RawFormatError: the export contains no events.
-        UprofError: the file is damaged.
+    `path` is used in messages. Raises RawFormatError if the export contains no events, and
+    UprofError if the file is damaged.
     """
     if not any(tables.columns(table) for table in _ONE_OF):
         raise RawFormatError(

@@ -67,11 +67,7 @@ class AicpuRecords:
 
 
 def read_aicpu(device: DeviceDirectory, sink: Sink) -> AicpuRecords:
-    """Read the records of collectives on the AI CPUs of a device.
-
-    Raises:
-        RawFormatError: the file cannot be read.
-    """
+    """Read the records of collectives on the AI CPUs of a device."""
     file = device.data.get("aicpu")
     if not device.runs_collectives_on_cpus:
         file = None

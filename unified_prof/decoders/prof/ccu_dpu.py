@@ -72,8 +72,7 @@ class _HostRecords:
 def decode_ccu(device: DeviceDirectory, tasks: DeviceTasks, sink: Sink) -> None:
     """Write CCU: one row per instruction, a wait or a loop group.
 
-    Raises:
-        RawFormatError: the clock of the device is unknown.
+    Raises RawFormatError if the clock of the device is unknown.
     """
     missions = list(_missions(device, tasks))
     if not missions:

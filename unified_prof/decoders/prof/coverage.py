@@ -166,8 +166,7 @@ _NONE = -1
 def write_session(prof: ProfDirectory, sink: Sink) -> None:
     """Write SESSION_TIME_INFO, HOST_INFO, NPU_INFO, RANK_DEVICE_MAP and UPROF_GPU_DEVICES.
 
-    Raises:
-        RawFormatError: the start of the recording is unknown.
+    Raises RawFormatError if the start of the recording is unknown.
     """
     first = prof.host or prof.devices[0]
     session = first.session

@@ -73,11 +73,7 @@ class Dictionaries:
 
 
 def read_dictionaries(data: DataFolder) -> Dictionaries:
-    """Read the dictionaries of the host; a missing file results in an empty dictionary.
-
-    Raises:
-        RawFormatError: a file cannot be read.
-    """
+    """Read the dictionaries of the host; a missing file results in an empty dictionary."""
     result = Dictionaries()
     hashes: dict[int, str] = {}
     for key, text in _dictionary_lines(data, "additional.hash_dic", result):
@@ -186,8 +182,7 @@ CONTROL_FILES = (
 def find_control(folder: Path, name: str) -> Path | None:
     """Return the control file `name` or `name.<N>` in a directory, None if it is missing.
 
-    Raises:
-        RawFormatError: there are several.
+    Raises RawFormatError if there are several.
     """
     pattern = re.compile(re.escape(name) + r"(\.\d+)?")
     found = [path for path in _regular_files(folder) if pattern.fullmatch(path.name)]
@@ -214,11 +209,7 @@ def required_control(folder: Path, name: str) -> Path:
 
 
 def read_json(path: Path) -> Control:
-    """Read one JSON object.
-
-    Raises:
-        RawFormatError: the file cannot be read or is not a JSON object.
-    """
+    """Read one JSON object."""
     raw = _read(path)
     try:
         values = msgspec.json.decode(raw)
@@ -245,8 +236,7 @@ class StartLog:
     def value(self, key: str) -> int:
         """Return a required counter.
 
-        Raises:
-            RawFormatError: the counter is missing or impossible.
+        Raises RawFormatError if the counter is missing or impossible.
         """
         number = self.counter(key)
         if number is None:
@@ -261,11 +251,7 @@ class StartLog:
 
 
 def read_start_log(path: Path) -> StartLog:
-    """Read `name:number` lines of a host_start.log or dev_start.log.
-
-    Raises:
-        RawFormatError: the file cannot be read.
-    """
+    """Read `name:number` lines of a host_start.log or dev_start.log."""
     values: dict[str, int] = {}
     for line in _read(path).decode("utf-8", "replace").splitlines():
         key, separator, number = line.partition(":")
@@ -384,8 +370,7 @@ class PartDirectory:
     def clocks(self) -> Clocks:
         """The clocks of this part.
 
-        Raises:
-            RawFormatError: a start log or start_info is missing or lacks a value.
+        Raises RawFormatError if a start log or start_info is missing or lacks a value.
         """
         log = read_start_log(required_control(self.path, "host_start.log"))
         path = find_control(self.path, "dev_start.log")
@@ -433,8 +418,7 @@ class ProfDirectory:
     def __init__(self, path: Path) -> None:
         """Open the recording at `path`.
 
-        Raises:
-            RawFormatError: `path` is not a recording, or no part can be read.
+        Raises RawFormatError if `path` is not a recording, or no part can be read.
         """
         self.path = path
         # (anomaly name, message) for each part that could not be opened.

@@ -62,8 +62,7 @@ class Timeline:
     def pack(self, thread_id: NDArray[Any], ticks: NDArray[np.uint64]) -> Keys:
         """Return the keys of times; times that do not fit are clipped.
 
-        Raises:
-            RawFormatError: there are more threads than supported.
+        Raises RawFormatError if there are more threads than supported.
         """
         rank = self.threads.index_of(thread_id).astype(np.uint64)
         if len(self.threads) > _MAX_THREADS:

@@ -131,10 +131,8 @@ def decode_host_disk(host: HostDirectory, sink: Sink) -> None:
     """Write HOST_DISK_USAGE (host_disk.data, text of iotop): one row per line.
 
     The time of the n-th line is the start time plus n sampling intervals. Rates are in bytes per
-    second; usage is the percentage of time spent waiting for the disk.
-
-    Raises:
-        RawFormatError: the file has no start time, or sample.json has no sampling frequency.
+    second; usage is the percentage of time spent waiting for the disk. Raises RawFormatError if the
+    file has no start time, or sample.json has no sampling frequency.
     """
     file = host.data.get("host_disk")
     if file is None:

@@ -175,8 +175,7 @@ _FIELD = re.compile(r"(\w+) (\d*)([uif]\d|S)@(\d+)")
 def record_type(name: str) -> RecordType:
     """Return the NumPy structured type of the record kind `name`, including the envelope.
 
-    Raises:
-        KeyError: there is no such layout.
+    Raises KeyError if there is no such layout.
     """
     if name in _PAYLOADS:
         size, fields = _PAYLOADS[name]

@@ -184,10 +184,8 @@ def parse_events(text: str, limit: int) -> tuple[int, ...]:
     """Parse a list of event numbers such as `0x8,0xa` or `8,10`.
 
     `text` is ai_core_profiling_events or aiv_profiling_events of sample.json; events beyond
-    `limit`, the number of counters in a record, were not counted.
-
-    Raises:
-        ValueError: an entry is not a number.
+    `limit`, the number of counters in a record, were not counted. Raises ValueError if an entry is
+    not a number.
     """
     return tuple(int(part.strip(), 0) for part in text.split(",") if part.strip())[:limit]
 

@@ -150,9 +150,6 @@ def decode_device(
     """Write the tables of one device's tasks, both logged tasks and tasks that were only launched.
 
     `device` is None if only the host recorded the device, `host_side` without a host directory.
-
-    Raises:
-        RawFormatError: a file required by all tables cannot be read.
     """
     with ExitStack() as stack:
         if host_side is None:
@@ -360,11 +357,9 @@ def decode_recording(
 ) -> None:
     """Write all tables that the recording has data for.
 
-    If a part cannot be decoded, only its own tables are missing, and an anomaly is counted.
-    `stage` is called with the name of each stage; it returns a context manager.
-
-    Raises:
-        RawFormatError: the start of the session is unknown.
+    If a part cannot be decoded, only its own tables are missing, and an anomaly is counted. `stage`
+    is called with the name of each stage; it returns a context manager. Raises RawFormatError if
+    the start of the session is unknown.
     """
     prof.report_problems(sink)
     with stage("session"):

@@ -49,8 +49,7 @@ def pieces_by_moment(
 def device_clock(part: PartDirectory, file_name: str) -> LinearClock:
     """Return the clock for device counter values.
 
-    Raises:
-        RawFormatError: its origin or frequency is missing in a control file.
+    Raises RawFormatError if its origin or frequency is missing in a control file.
     """
     return _required(part.clocks.device, part, file_name, "cntvct and hwts_frequency")
 
@@ -58,8 +57,7 @@ def device_clock(part: PartDirectory, file_name: str) -> LinearClock:
 def device_monotonic_clock(part: PartDirectory, file_name: str) -> LinearClock:
     """Return the clock for the device's monotonic nanoseconds.
 
-    Raises:
-        RawFormatError: its origin is missing in a control file.
+    Raises RawFormatError if its origin is missing in a control file.
     """
     return _required(part.clocks.device_monotonic, part, file_name, "clock_monotonic_raw")
 

@@ -187,9 +187,6 @@ class RawFile:
 
         The yielded arrays are not reused. Bytes before the first and after the last complete record
         are skipped; `magic`, the value of the records' field of that name, helps to find the first.
-
-        Raises:
-            RawFormatError: a slice cannot be read.
         """
         record = _record_type(layout)
         per_piece = max(1, piece_bytes // record.itemsize) * record.itemsize
@@ -223,11 +220,7 @@ class RawFile:
         ]
 
     def read_bytes(self) -> bytes:
-        """Return the bytes of all slices; use for text files and dictionaries.
-
-        Raises:
-            RawFormatError: a slice cannot be read.
-        """
+        """Return the bytes of all slices; use for text files and dictionaries."""
         if self.size_bytes > _MAX_WHOLE_BYTES:
             raise RawFormatError(
                 f"{self.paths[0]} is larger than {_MAX_WHOLE_BYTES >> 20:,} MiB",
@@ -299,11 +292,7 @@ class _FileChain:
         self._skip = skip
 
     def fill(self, view: memoryview) -> int:
-        """Fill a buffer; return the number of bytes, smaller than the buffer only at the end.
-
-        Raises:
-            RawFormatError: a file cannot be read.
-        """
+        """Fill a buffer; return the number of bytes, smaller than the buffer only at the end."""
         filled = 0
         try:
             while filled < len(view) and (self._open is not None or self._open_next()):
@@ -362,11 +351,7 @@ class DataFolder:
 
 
 def scan(folder: Path) -> DataFolder:
-    """List the record files in a directory; empty if it does not exist.
-
-    Raises:
-        RawFormatError: the directory cannot be listed.
-    """
+    """List the record files in a directory; empty if it does not exist."""
     streams: dict[str, list[Slice]] = {}
     links: list[str] = []
     recorded: dict[str, int] = {}

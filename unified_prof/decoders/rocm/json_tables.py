@@ -37,8 +37,7 @@ class JsonTables(Tables):
     def __init__(self, path: Path) -> None:
         """Read the file.
 
-        Raises:
-            RawFormatError: the file is damaged, or is not a rocprofv3 recording.
+        Raises RawFormatError if the file is damaged, or is not a rocprofv3 recording.
         """
         document = compression.read_json(path)
         sessions = document.get(TOOL) if isinstance(document, dict) else None

@@ -463,11 +463,8 @@ def decode(
 ) -> GpuRecording:
     """Decode the tables of a recording with one or more sessions.
 
-    `path` is used in messages.
-
-    Raises:
-        RawFormatError: the recording contains no events.
-        UprofError: the file is damaged.
+    `path` is used in messages. Raises RawFormatError if the recording contains no events, and
+    UprofError if the file is damaged.
     """
     sessions = sessions_of(tables)
     if not sessions:

@@ -81,10 +81,8 @@ def write_analysis(
 
     Values that GPU recordings do not contain, such as the waiting time in a collective, are NULL.
     `directory` is usually that of the database; `details` are values from the raw recording of
-    Ascend devices.
-
-    Raises:
-        OutputError: it exists and `overwrite` is false, or it cannot be written.
+    Ascend devices. Raises OutputError if it exists and `overwrite` is false, or it cannot be
+    written.
     """
     placed: Iterable[tuple[int, Collective]]
     if details is not None or steps.is_of_ascend(report):
@@ -114,8 +112,7 @@ def write_communication(
 ) -> Path:
     """Write the database that `msprof --analyze=on` writes into PROF_*, and return its path.
 
-    Raises:
-        OutputError: it exists and `overwrite` is false, or it cannot be written.
+    Raises OutputError if it exists and `overwrite` is false, or it cannot be written.
     """
     collectives = read_collectives(report, details)
     path = directory / COMMUNICATION_FILE
@@ -219,8 +216,7 @@ def has_description(recording: Path) -> bool:
 def copy_description(recording: Path, directory: Path) -> None:
     """Copy torch_npu's description files into `directory`, unless they are already there.
 
-    Raises:
-        OutputError: it cannot be written there.
+    Raises OutputError if it cannot be written there.
     """
     if directory.samefile(recording):
         return

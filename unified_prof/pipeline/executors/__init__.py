@@ -79,11 +79,8 @@ def open_executor(
     `scheduler` is None for this machine, `local:N` for Dask with N processes on this machine,
     `tcp://HOST:PORT` or `FILE.json` for a running scheduler of Dask. `jobs` is the number of local
     processes; 1: run in this process; None: one per processor. `note` is called about unusual
-    conditions; if `verbose`, Dask may log.
-
-    Raises:
-        UsageError: `scheduler` is invalid.
-        EngineError: Dask is not installed, the scheduler does not respond, or versions differ.
+    conditions; if `verbose`, Dask may log. Raises UsageError if `scheduler` is invalid, and
+    EngineError if dask is not installed, the scheduler does not respond, or versions differ.
     """
     check_scheduler(scheduler)
     if scheduler is None:
@@ -167,10 +164,7 @@ def _in_batches(
     """Submit pairs in batches, and yield each batch with its result.
 
     `pool.max_pending()` tasks are kept pending. A task is one item until the time per item is
-    known; then as many items as take `task_s`.
-
-    Raises:
-        EngineError: the tasks were cancelled.
+    known; then as many items as take `task_s`. Raises EngineError if the tasks were cancelled.
     """
     remaining = iter(pairs)
     pending: dict[Future[Any], list[Item]] = {}

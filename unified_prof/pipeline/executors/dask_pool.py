@@ -209,8 +209,7 @@ class DaskPool(WorkerPool):
 def check_versions(client: Any, name: str) -> list[str]:
     """Compare package versions with all workers, and return one note per harmless difference.
 
-    Raises:
-        EngineError: a worker has no uprof, another version of it, or another Python.
+    Raises EngineError if a worker has no uprof, another version of it, or another Python.
     """
     try:
         found = _within(CONNECT_S, lambda: client.get_versions(packages=["unified_prof"]))

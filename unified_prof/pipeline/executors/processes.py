@@ -66,9 +66,8 @@ class WorkerPool(Executor):
     def check(self) -> None:
         """Check the workers; called if no task finished for a while or a task was cancelled.
 
-        Raises:
-            EngineError: no worker is left for the pending tasks.
-            SystemLimitError: no process can be started.
+        Raises EngineError if no worker is left for the pending tasks, and SystemLimitError if no
+        process can be started.
         """
 
 

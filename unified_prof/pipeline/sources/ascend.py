@@ -142,10 +142,7 @@ def _copy_device_info(recording: Path, directory: Path) -> None:
     """Copy device_<N>/info.json.<N>, which lists the devices, into the directory of a report.
 
     msprof-analyze treats all recordings without a rank as the same rank; if the rank is -1
-    (unknown), it numbers them.
-
-    Raises:
-        OutputError: it cannot be written.
+    (unknown), it numbers them. Raises OutputError if it cannot be written.
     """
     for part in sorted(recording.iterdir()):
         files = sorted(part.iterdir()) if _PART.fullmatch(part.name) and part.is_dir() else []

@@ -84,8 +84,7 @@ class Source(ABC):
     def decode(self, path: Path, sink: Sink, context: DecodeContext) -> DecodeResult:
         """Write the rows of the recording at `path` into `sink`.
 
-        Raises:
-            RawFormatError: the recording is too damaged to decode.
+        Raises RawFormatError if the recording is too damaged to decode.
         """
 
     def identity(self, path: Path) -> Mapping[str, str]:
@@ -101,9 +100,7 @@ class Source(ABC):
         """Return the data that cannot be decoded although the schema has tables for it.
 
         If there is such data, `uprof run` keeps the database of the vendor's exporter instead.
-
-        Raises:
-            RawFormatError: `path` is not a recording.
+        Raises RawFormatError if `path` is not a recording.
         """
         return ()
 
@@ -155,8 +152,7 @@ class Source(ABC):
     def existing_reports(self, target: Path) -> list[Path]:
         """Return the existing reports that conflict with a report at `target`.
 
-        Raises:
-            OSError: the directory cannot be listed.
+        Raises OSError if the directory cannot be listed.
         """
         return [target] if os.path.lexists(target) else []
 

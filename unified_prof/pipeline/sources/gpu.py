@@ -70,9 +70,8 @@ def _database_tables(path: Path) -> frozenset[str]:
 def _open_database(path: Path) -> Iterator[Tables]:
     """Open the tables of a recording that is an SQLite database, compressed or not.
 
-    Raises:
-        RawFormatError: it cannot be read.
-        OutputError: a temporary copy cannot be written.
+    Raises RawFormatError if it cannot be read, and OutputError if a temporary copy cannot be
+    written.
     """
     from unified_prof.sqlite.external_tables import foreign_tables
 

@@ -140,8 +140,7 @@ class OutsidePage(Exception):  # noqa: N818 - internal control flow
 class Pages:
     """The pages of a file; the caller must hold a lock on it, so that it does not change.
 
-    Raises:
-        Irregular: the pages cannot be read without SQLite.
+    Raises Irregular if the pages cannot be read without SQLite.
     """
 
     def __init__(self, file: FileIO) -> None:
@@ -166,10 +165,8 @@ class Pages:
         """Return the concatenated pages, followed by SLACK zeros.
 
         If `again`, the array of the last call with this flag is reused; a new large array for every
-        call would fragment the memory. Numbers begin at 1.
-
-        Raises:
-            Irregular: a page cannot belong to a table, or the file has changed.
+        call would fragment the memory. Numbers begin at 1. Raises Irregular if a page cannot belong
+        to a table, or the file has changed.
         """
         size = self.header.page_bytes
         if not len(numbers) or int(numbers.min()) < 1 or int(numbers.max()) > self._count:

@@ -51,8 +51,7 @@ class Layout:
 def layout_of(db: sqlite3.Connection, table: str) -> Layout | None:
     """Return the layout of the records of a table, None if only SQLite can read them.
 
-    Raises:
-        sqlite3.Error: SQLite cannot read the schema.
+    Raises sqlite3.Error if SQLite cannot read the schema.
     """
     found = db.execute(
         "SELECT rootpage, type, sql FROM main.sqlite_master WHERE lower(name) = lower(?)", (table,)
@@ -121,8 +120,7 @@ class Leaves(Frame):
 def leaves(pages: Pages, root: int, *, at_a_time: int) -> Iterator[Leaves]:
     """Yield all leaves of a table, about `at_a_time` at a time.
 
-    Raises:
-        Irregular: the pages are not an intact b-tree of a table with rows.
+    Raises Irregular if the pages are not an intact b-tree of a table with rows.
     """
     depth = _depth(pages, root)
     waiting: list[Leaves] = []
@@ -213,11 +211,9 @@ class Rows:
 def rows_of(pages: Pages, leaves: Leaves, after: int | None) -> Rows:
     """Find the rows of the given leaves.
 
-    `after` is the last row id before these leaves, None if there is none.
-
-    Raises:
-        Irregular: a page is not a leaf, is damaged, or its rows are not in order.
-        OutsidePage: a row extends beyond its page.
+    `after` is the last row id before these leaves, None if there is none. Raises Irregular if a
+    page is not a leaf, is damaged, or its rows are not in order, and OutsidePage if a row extends
+    beyond its page.
     """
     page_bytes, usable = pages.header.page_bytes, pages.header.usable
     data = pages.read(leaves.numbers, again=True)

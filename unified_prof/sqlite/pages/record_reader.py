@@ -126,8 +126,8 @@ class Values:
     def in_digits(self, missing: int) -> Int64s:
         """Return integers and texts of digits as integers, `missing` for NULL.
 
-        Raises:
-            Unusual: there are other values, or numbers of more than 18 digits, which may not fit.
+        Raises Unusual if there are other values, or numbers of more than 18 digits, which may not
+        fit.
         """
         if self.are_whole:
             return self.integers(missing)
@@ -196,11 +196,7 @@ class Values:
         return there[self.places].astype(np.int64)
 
     def reals(self) -> NDArray[np.float64]:
-        """Return the numbers, NaN for NULL.
-
-        Raises:
-            Unusual: some values are not numbers.
-        """
+        """Return the numbers, NaN for NULL. Raises Unusual if some values are not numbers."""
         if self.only == FLOAT:
             return self._eight_bytes().view(np.float64)
         types = self.types
@@ -240,11 +236,7 @@ class Values:
 
 
 def _counted(types: NDArray[np.integer]) -> NDArray[np.integer]:
-    """Return the number of values of each type.
-
-    Raises:
-        Unusual: a value is a long text.
-    """
+    """Return the number of values of each type. Raises Unusual if a value is a long text."""
     if int(types.max()) > FIRST_TEXT + 2 * _MAX_DIGITS:
         raise Unusual
     return np.bincount(types)
@@ -254,10 +246,8 @@ def values_of(rows: Rows, wanted: Collection[int], absent: Collection[int]) -> d
     """Return columns by their positions in the records.
 
     There is at least one row. Columns in `absent` are NULL if a record ends before them, because it
-    was written before the column was added.
-
-    Raises:
-        Unusual: records are damaged, or values are in overflow pages.
+    was written before the column was added. Raises Unusual if records are damaged, or values are in
+    overflow pages.
     """
     found = {}
     walk = _Walk(rows)
@@ -324,9 +314,8 @@ class _Walk:
     def finish(self) -> None:
         """Check that the records end where they should, as SQLite does.
 
-        Raises:
-            Unusual: values end after their record or in another page, or the sizes of the types do
-                not add up to the size of a record.
+        Raises Unusual if values end after their record or in another page, or the sizes of the
+        types do not add up to the size of a record.
         """
         rows = self._rows
         if (self._places > rows.end_here).any():
@@ -367,8 +356,7 @@ class Slice:
     def columns(self, names: Collection[str]) -> dict[str, Values]:
         """Return columns by case-insensitive name.
 
-        Raises:
-            Unusual: only SQLite can read these rows.
+        Raises Unusual if only SQLite can read these rows.
         """
         layout = self._layout
         places = {name: layout.places[name.lower()] for name in names}
@@ -399,8 +387,7 @@ class Scan:
     def slices(self) -> Generator[Slice, None, None]:
         """Yield all rows in the order of their ids, up to the first irregular page.
 
-        Raises:
-            sqlite3.Error: the file is locked, or a row extends beyond its page.
+        Raises sqlite3.Error if the file is locked, or a row extends beyond its page.
         """
         assert self._db.file is not None
         count = 0
@@ -428,8 +415,7 @@ class Scan:
 def scan(db: sqlite3.Connection, table: str) -> Scan | None:
     """Return a reader of a table's pages, None if only SQLite can read it.
 
-    Raises:
-        sqlite3.Error: SQLite cannot read the schema.
+    Raises sqlite3.Error if SQLite cannot read the schema.
     """
     if not isinstance(db, FileConnection) or db.file is None:
         return None
