@@ -42,10 +42,10 @@ SET_CHILD_SUBREAPER = 36  # of prctl
 IMPORTED = {
     "torch": """torch.profiler torch.utils.data unified_prof.explain.api unified_prof.cli.run
         torch._dynamo unified_prof.backends.torch_device unified_prof.pipeline.live
-        unified_prof.report.renderers unified_prof.report.terminal unified_prof.tracking.driver
+        unified_prof.report.document unified_prof.report.terminal unified_prof.tracking.driver
         unified_prof.tracking.timeline""",
     "unified_prof": """alembic.command pytest unified_prof.baselines.store unified_prof.cli.gate
-        unified_prof.cli.convert unified_prof.explain.api unified_prof.report.renderers""",
+        unified_prof.cli.convert unified_prof.explain.api unified_prof.report.document""",
 }
 FORKED: dict[str, Any] = {"executable": None, "preexec_fn": None, "gid": None, "gids": None}
 FORKED |= {"uid": None, "umask": -1, "close_fds": True, "shell": False, "restore_signals": True}

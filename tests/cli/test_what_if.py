@@ -14,7 +14,7 @@ from tests.sql import execute
 from unified_prof.cli.app import main
 from unified_prof.errors import UsageError
 from unified_prof.explain.api import open_analyses
-from unified_prof.explain.other_device import SPREAD
+from unified_prof.explain.what_if import SPREAD
 from unified_prof.pipeline.convert import convert
 
 US = 1_000

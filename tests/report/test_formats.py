@@ -15,7 +15,7 @@ from tests.analysis.builders import memory_report, run_time_report, training_ste
 from tests.report.on_page import embedded_data
 from unified_prof.errors import UsageError
 from unified_prof.explain.api import open_analyses, open_reports
-from unified_prof.report import formats, renderers, report_document, report_formats, terminal
+from unified_prof.report import document, formats, report_document, report_formats, terminal
 from unified_prof.report import html_page as html
 from unified_prof.report.figures import Figures, collect_figures
 from unified_prof.report.formats import ReportRequest, encode_varints
@@ -100,7 +100,7 @@ def test_csv_is_one_table_and_escapes_formulas(hostile: Path) -> None:
 
 
 def test_markdown_escapes_names(hostile: Path) -> None:
-    shown = renderers.render_markdown(report_document.report_document(figures_of(hostile)))
+    shown = document.render_markdown(report_document.report_document(figures_of(hostile)))
     table = [line for line in shown.splitlines() if line.startswith("|")]
     cells = {len(re.findall(r"(?<!\\)\|", line)) for line in table}
     assert len(cells) == 1, "every row has the same number of cells"

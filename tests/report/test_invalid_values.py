@@ -15,8 +15,8 @@ from tests.analysis.builders import Device, memory_report, run_time_report, trai
 from unified_prof.errors import UsageError
 from unified_prof.explain.api import open_analyses, open_reports
 from unified_prof.report import (
+    document,
     formats,
-    renderers,
     report_document,
     report_formats,
     terminal,
@@ -45,7 +45,7 @@ def produce_everything(path: Path) -> None:
         figures = [collect_figures(one) for one in analyses]
         json.dumps(figures_document(figures), allow_nan=False)
         terminal.render_text(report_document.report_document(figures), width=80, color=False)
-        renderers.render_markdown(report_document.report_document(figures))
+        document.render_markdown(report_document.report_document(figures))
         report_formats.breakdowns_csv(figures)
         for one in formats.FORMATS:
             with open_reports(path) as opened:

@@ -11,9 +11,8 @@ import unified_prof
 from tests.analysis.builders import Device, memory_report, run_time_report, training_step
 from unified_prof.pipeline.live import Profile
 from unified_prof.recording.model import Advice, Finding, NotJudged
-from unified_prof.report.document import Document
-from unified_prof.report.notebook import object_html
-from unified_prof.report.renderers import render_fragment
+from unified_prof.report.api import object_html
+from unified_prof.report.document import Document, render_fragment
 
 TAGS = {"div", "span", "b", "table", "thead", "tbody", "tr", "th", "td"}
 HOSTILE = '<script>alert(1)</script><img src=x onerror="a()">\u202e&amp;\x1b[2J' + "A" * 700

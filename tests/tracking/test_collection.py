@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.tracking.workloads import NET, Workload
-from unified_prof.tracking.interference import collection_held_off
+from unified_prof.tracking.device import collection_held_off
 
 
 @pytest.fixture(autouse=True)

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from tests.tracking.workloads import Workload, names
 from unified_prof.base.text import source_hash
-from unified_prof.tracking.device import HostClock
-from unified_prof.tracking.interference import WaitingTime
+from unified_prof.tracking.device import HostClock, WaitingTime
 from unified_prof.tracking.passes import DATA_LOADING, FORWARD, OPTIMIZER, READS, ZERO_GRAD, Passes
 
 TRAINING = """
@@ -319,7 +318,7 @@ def test_waiting_and_cpu_time_belong_to_the_long_part_before_a_reading(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     machine = Machine()
-    for module in ("passes", "interference"):
+    for module in ("passes", "device"):
         name = f"unified_prof.tracking.{module}.perf_counter_ns"
         monkeypatch.setattr(name, lambda: machine.now_ns)
     monkeypatch.setattr("unified_prof.tracking.passes.process_time_ns", lambda: machine.cpu_ns)

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.tracking.workloads import NET, Workload
-from unified_prof.tracking import interference
-from unified_prof.tracking.interference import WaitingTime, waited_within
+from unified_prof.tracking import device
+from unified_prof.tracking.device import WaitingTime, waited_within
 
 needs_schedstat = pytest.mark.skipif(
     not Path("/proc/thread-self/schedstat").exists(), reason="needs /proc/thread-self/schedstat"
@@ -28,7 +28,7 @@ def test_waiting_time_grows_by_less_than_the_elapsed_time() -> None:
 
 
 def test_waiting_time_is_unknown_without_schedstat(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interference, "_SCHEDSTAT", Path("/nonexistent"))
+    monkeypatch.setattr(device, "_SCHEDSTAT", Path("/nonexistent"))
     reader = WaitingTime()
     assert reader.read_ns() is None
     reader.close()

@@ -13,12 +13,12 @@ Item = TypeVar("Item")
 
 
 class Displayed:
-    """Base class of objects that `report.notebook` displays as HTML."""
+    """Base class of objects that `report.api` displays as HTML."""
 
     __slots__ = ()
 
     def _repr_html_(self) -> str:
-        return str(import_module("unified_prof.report.notebook").object_html(self))
+        return str(import_module("unified_prof.report.api").object_html(self))
 
 
 class DisplayedList(list[Item], Displayed):

@@ -171,7 +171,7 @@ def outcome_fields(outcomes: Iterable[Outcome | Recovery]) -> list[dict[str, Any
 
 
 def _json_text(document: object) -> str:
-    from unified_prof.report.renderers import dump_json
+    from unified_prof.report.document import dump_json
 
     return dump_json(document)
 

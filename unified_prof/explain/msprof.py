@@ -433,9 +433,9 @@ def estimate(
     ]
     moved = None
     if device is not None:
-        from unified_prof.explain import other_device
+        from unified_prof.explain import what_if
 
-        moved, kernels = other_device.estimate(recording, device, selections)
+        moved, kernels = what_if.estimate(recording, device, selections)
         selections.append((kernels, WITHOUT))
     lengths = scheduled.steps_ns()
     return WhatIfResult(

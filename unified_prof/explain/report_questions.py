@@ -27,8 +27,7 @@ from unified_prof.recording.model import (
 )
 
 if TYPE_CHECKING:
-    from unified_prof.explain.other_device import DeviceEstimate
-    from unified_prof.explain.what_if import Gain
+    from unified_prof.explain.what_if import DeviceEstimate, Gain
     from unified_prof.recording.breakdowns import Stacks
     from unified_prof.recording.collectives import Group
     from unified_prof.recording.host_lanes import HostThreads, IdleLane

@@ -90,8 +90,7 @@ class Profile:
 
     def _repr_html_(self) -> str:
         """Return the HTML that notebooks show: the summary of `uprof run`."""
-        from unified_prof.report.document import Document
-        from unified_prof.report.renderers import render_fragment
+        from unified_prof.report.document import Document, render_fragment
         from unified_prof.report.report_document import add_run_footer
 
         document = Document()

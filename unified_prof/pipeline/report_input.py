@@ -220,7 +220,7 @@ def render_reports(
                 hint="omit --by and --rank, and choose one of these formats",
                 slug="no-breakdown",
             )
-        from unified_prof.report.renderers import dump_json
+        from unified_prof.report.document import dump_json
         from unified_prof.report.terminal import render_document
 
         found = flight_recorder.compare_dumps(path, dumps)
@@ -254,8 +254,8 @@ def _render_ranks(
 ) -> str:
     """Render a run, followed by the reports of its ranks if there are few."""
     from unified_prof.report import cluster_document, formats
+    from unified_prof.report.document import dump_json
     from unified_prof.report.figures import figures_document
-    from unified_prof.report.renderers import dump_json
 
     if shape.name == "json":
         fields = figures_document(()) | {"coverage": None}

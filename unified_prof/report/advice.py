@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from unified_prof.explain.api import Opened
 from unified_prof.explain.critical_path import DISPLAY_NAMES
-from unified_prof.explain.other_device import DeviceEstimate
 from unified_prof.explain.report_questions import Analysis, Change, WhatIfResult
+from unified_prof.explain.what_if import DeviceEstimate
 from unified_prof.recording.model import Advice, Finding
 from unified_prof.report import names
 from unified_prof.report.document import Column, Document, columns_of

@@ -18,8 +18,8 @@ from unified_prof.cluster.overview import GroupRow, Overview, RankRow, StepRow
 from unified_prof.cluster.step_lanes import select_lanes
 from unified_prof.cluster.stored_run import FindingRecord, GroupRecord, LinkRecord
 from unified_prof.report import names
+from unified_prof.report.document import csv_text, dump_json, fill_page
 from unified_prof.report.formats import ClusterRequest, encode_varints
-from unified_prof.report.renderers import csv_text, dump_json, fill_page
 
 
 @dataclass(frozen=True, slots=True)

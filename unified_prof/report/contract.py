@@ -28,8 +28,8 @@ from unified_prof.compare.gate import Check, Effort, Limits, Outcome
 from unified_prof.compare.operation_changes import Change, KernelChange, PartChange, SizeChange
 from unified_prof.compare.statistics import Comparison, Verdict
 from unified_prof.errors import UsageError
-from unified_prof.explain.other_device import DeviceEstimate
 from unified_prof.explain.report_questions import Candidate
+from unified_prof.explain.what_if import DeviceEstimate
 from unified_prof.recording import model
 from unified_prof.recording.idle import IdleReasons
 from unified_prof.recording.source import Coverage, Missing

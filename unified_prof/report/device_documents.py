@@ -27,7 +27,15 @@ from unified_prof.report.device_sentences import (
     ratio_text,
     unit,
 )
-from unified_prof.report.document import Column, Document, Figure, columns_of
+from unified_prof.report.document import (
+    Column,
+    Document,
+    Figure,
+    columns_of,
+    csv_text,
+    fill_page,
+    page_rows,
+)
 from unified_prof.report.formats import DeviceRequest
 from unified_prof.report.names import format_duration as duration
 from unified_prof.report.names import neutral
@@ -36,7 +44,6 @@ from unified_prof.report.operation_difference import (
     finite_or_none,
     format_signed,
 )
-from unified_prof.report.renderers import csv_text, fill_page, page_rows
 
 # Maximum number of shapes shown under an operation.
 _MAX_SHAPES: Final = 3

@@ -11,8 +11,7 @@ from typing import Any, Protocol
 from unified_prof.compare.gate import Limits
 from unified_prof.compare.history import Change, History, Point
 from unified_prof.report import names
-from unified_prof.report.document import Column, Document, columns_of
-from unified_prof.report.renderers import csv_text, fill_page
+from unified_prof.report.document import Column, Document, columns_of, csv_text, fill_page
 from unified_prof.report.verdicts import limits_text
 
 FORMAT_VERSION = 1

@@ -23,6 +23,7 @@ from unified_prof.recording.idle import IN_WORDS
 from unified_prof.recording.model import KINDS, Series
 from unified_prof.recording.source import Coverage
 from unified_prof.recording.timeline import Timeline, Track
+from unified_prof.report.document import fill_page, page_rows
 from unified_prof.report.figures import (
     collect_figures,
     coverage_fields,
@@ -32,7 +33,6 @@ from unified_prof.report.figures import (
 from unified_prof.report.finding_lines import composition, excluded_part, replay_notes
 from unified_prof.report.formats import ReportRequest, encode_varints
 from unified_prof.report.names import anomaly_name, readable_names, truncate_middle
-from unified_prof.report.renderers import fill_page, page_rows
 
 _SCRIPTS = (
     "base.js",

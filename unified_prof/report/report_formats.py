@@ -13,6 +13,7 @@ from unified_prof.base import arrow_files
 from unified_prof.base.text import storable
 from unified_prof.explain.api import Opened
 from unified_prof.recording.source import Missing
+from unified_prof.report.document import csv_text, dump_json
 from unified_prof.report.figures import (
     DEFAULT_TEXT_ROWS,
     Figures,
@@ -22,7 +23,6 @@ from unified_prof.report.figures import (
     row_fields,
 )
 from unified_prof.report.formats import ReportRequest
-from unified_prof.report.renderers import csv_text, dump_json
 from unified_prof.report.report_document import report_document
 from unified_prof.report.terminal import render_document
 

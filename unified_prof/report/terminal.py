@@ -14,8 +14,15 @@ from rich.table import Table as RichTable
 from rich.text import Text as RichText
 
 from unified_prof.report import names
-from unified_prof.report.document import Column, Document, Table, Text, Warnings, display_columns
-from unified_prof.report.renderers import render_markdown
+from unified_prof.report.document import (
+    Column,
+    Document,
+    Table,
+    Text,
+    Warnings,
+    display_columns,
+    render_markdown,
+)
 
 if TYPE_CHECKING:
     from unified_prof.report.formats import ClusterRequest, ReportRequest

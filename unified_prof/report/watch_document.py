@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 from unified_prof.base import arrow_files
 from unified_prof.compare.step_changes import RECENT, WARM_UP, grown
 from unified_prof.errors import INTERRUPTED, UsageError
-from unified_prof.report.document import Column, Document
+from unified_prof.report.document import Column, Document, csv_text, dump_json, fill_page
 from unified_prof.report.formats import ReportRequest
 from unified_prof.report.names import format_duration, format_number, format_share, format_size
-from unified_prof.report.renderers import csv_text, dump_json, fill_page
 from unified_prof.report.terminal import render_document
 from unified_prof.sqlite.watch_file import (
     STEP_COLUMNS,

@@ -22,9 +22,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from unified_prof.tracking.device import NO_MARK, Mark
+from unified_prof.tracking.device import LONG_NS, NO_MARK, Mark, collection_held_off
 from unified_prof.tracking.device_clock import EventClock
-from unified_prof.tracking.interference import LONG_NS, collection_held_off
 from unified_prof.tracking.raw_calls import NO_CALL, Backward, Iteration, Recorder
 
 # Replaces `_ACCUMULATE_GRAD`, the sequence number of nodes that write `.grad`.

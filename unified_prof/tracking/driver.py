@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from unified_prof.tracking.interference import collection_held_off
+from unified_prof.tracking.device import collection_held_off
 
 # Measurements whose method `abandon` is called in forked children, where records would be lost.
 MEASURING: weakref.WeakSet[Any] = weakref.WeakSet()

@@ -15,8 +15,7 @@ from types import CodeType
 from typing import Any
 
 from unified_prof.tracking.code_entries import KnownFrame
-from unified_prof.tracking.device import NO_MARK
-from unified_prof.tracking.interference import LONG_NS
+from unified_prof.tracking.device import LONG_NS, NO_MARK
 from unified_prof.tracking.raw_calls import (
     MAX_CALLS,
     CallSites,

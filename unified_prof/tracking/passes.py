@@ -21,9 +21,8 @@ from types import FrameType
 from typing import Any
 
 from unified_prof.base.text import NS_PER_MS
-from unified_prof.tracking.device import Moment
+from unified_prof.tracking.device import LONG_NS, Moment, WaitingTime, Waits, waited_within
 from unified_prof.tracking.device_clock import Clock
-from unified_prof.tracking.interference import LONG_NS, WaitingTime, Waits, waited_within
 from unified_prof.tracking.raw_calls import IterationTimes
 
 FORWARD, BACKWARD, OTHER = "forward", "backward", "other"

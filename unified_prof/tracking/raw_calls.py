@@ -23,9 +23,17 @@ from numpy.typing import NDArray
 from unified_prof.arrays.grouping import Bools, Floats, Ints
 from unified_prof.base.text import NS_PER_MS
 from unified_prof.tracking.code_entries import CodeEntry, Stack
-from unified_prof.tracking.device import NO_MARK, HostClock, Mark, Marks
+from unified_prof.tracking.device import (
+    NO_MARK,
+    HostClock,
+    Mark,
+    Marks,
+    WaitingTime,
+    Waits,
+    waited_ms,
+    waited_within,
+)
 from unified_prof.tracking.device_clock import Clock, EventClock
-from unified_prof.tracking.interference import WaitingTime, Waits, waited_ms, waited_within
 from unified_prof.tracking.torch_internals import TorchInternals
 from unified_prof.tracking.torch_names import Anomalies, children_of, instances
 
