@@ -2,11 +2,13 @@
 
 import gzip
 import json
+import subprocess
 from pathlib import Path
+from shutil import which
 
 import pytest
 
-from tests.analysis.builders import run_time_report
+from tests.analysis.builders import Device, run_time_report
 from tests.cli.test_report import refused, uprof
 from tests.sql import execute
 
@@ -35,6 +37,40 @@ def test_hint_for_a_trace_is_to_import_it(command: tuple[str, ...], tmp_path: Pa
     refused(done, 7, "is not a report (an SQLite database) but a gzip-compressed file")
     assert f"run `uprof convert {path}` first" in done.stderr
     assert "\\x1f" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is empty"),
+        (b'{"a": 1}', "but JSON"),
+        (b"[]", "but JSON"),
+        (b"PAR1\x15\x04PAR1", "but a Parquet file"),
+    ],
+)
+def test_file_named_like_a_trace_is_not_said_to_be_one(
+    tmp_path: Path, content: bytes, message: str
+) -> None:
+    (tmp_path / "trace.json").write_bytes(content)
+    printed = uprof("report", str(tmp_path / "trace.json")).stderr
+    assert message in printed
+    assert "it is a torch.profiler trace" not in printed.replace("if it is", "")
+    assert ("uprof convert" in printed) == (message == "but JSON")
+
+
+@pytest.mark.skipif(not (which("sqlite3") and which("sed")), reason="needs the sqlite3 shell")
+def test_command_for_a_damaged_report_recovers_it(tmp_path: Path) -> None:
+    path = tmp_path / "a report.db"
+    with Device(path) as device:
+        device.task(20, 30, kernel=("relu", "K"))
+    ((root,),) = execute(path, "SELECT rootpage FROM sqlite_master WHERE name = 'STRING_IDS'")
+    content = bytearray(path.read_bytes())
+    content[4096 * (root - 1) + 3 : 4096 * root] = b"x" * 4093  # More rows than fit in the page.
+    path.write_bytes(content)
+    printed = uprof("report", path).stderr
+    command = printed.partition("recover it: `")[2].partition("`")[0]
+    subprocess.run(command, shell=True, check=False, stderr=subprocess.DEVNULL)
+    assert uprof("report", path.with_name("a report.recovered.db")).returncode == 0
 
 
 def test_hint_for_a_raw_recording_is_to_build_it(command: tuple[str, ...], tmp_path: Path) -> None:

@@ -34,7 +34,14 @@ from unified_prof.sqlite.opening import (
     side_files,
 )
 from unified_prof.sqlite.skyline_writer import recorded_anomalies
-from unified_prof.sqlite.statements import declared, open_unfinished, quoted, upgrade_error, writing
+from unified_prof.sqlite.statements import (
+    declared,
+    open_unfinished,
+    quoted,
+    recovery_command,
+    upgrade_error,
+    writing,
+)
 
 
 def create(path: Path | str, family: str, revision: str, *, overwrite: bool = False) -> str:
@@ -377,7 +384,7 @@ def _refuse_damage(db: sqlite3.Connection, path: Path) -> None:
         words = " ".join(str(found).split())
         raise StoreError(
             f"{path} is damaged: {words}",
-            hint="the file is unchanged; recover it with the sqlite3 shell",
+            hint=f"the file is unchanged; {recovery_command(path)}",
             slug="damaged-file",
         )
 

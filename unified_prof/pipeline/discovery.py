@@ -30,6 +30,7 @@ from unified_prof.errors import (
 )
 from unified_prof.pipeline import analysis_db, sources
 from unified_prof.pipeline.sources import Source
+from unified_prof.pipeline.sources.base import Match
 from unified_prof.pipeline.temporary_inputs import TemporaryInputs, is_archive
 from unified_prof.sqlite.opening import detect
 from unified_prof.sqlite.reader import open_report
@@ -373,11 +374,15 @@ def report_hint(path: Path, message: str) -> str | None:
         return hint
     if path.is_dir() and (hint := recovery_hint(path)) is not None:
         return hint
+    if path.is_file() and not path.stat().st_size:
+        return None
     convert = f"run `uprof convert {path}` first, or use --convert"
     # A damaged database can be of any kind; only certain recordings get the hint.
     of = sources.certain_source if path.suffix in (".db", ".sqlite") else sources.find_source
     if (source := of(path)) is not None:
-        return f"it is {source.description}; {convert}"
+        if source.sniff(path) is Match.CERTAIN:
+            return f"it is {source.description}; {convert}"
+        return f"if it is {source.description}, {convert}"  # It only has the name of one.
     if (unsupported := sources.unsupported_format(path)) is not None:
         return f"it is {unsupported.description}; {unsupported.hint_for(path)}"
     if path.is_dir() and "no readable report" in message:

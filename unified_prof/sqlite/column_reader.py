@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import MISSING, Bools, Floats, Ints
 from unified_prof.errors import StoreError, UsageError
-from unified_prof.sqlite.statements import quoted, reading
+from unified_prof.sqlite.statements import quoted, reading, recovery_command
 
 _ROWS_AT_A_TIME = 10_000
 _EXACT_IN_FLOAT = 2**53
@@ -169,7 +169,7 @@ class Wanted:
         """Return the error for a damaged table."""
         return StoreError(
             f"{self.path} is damaged: table {self.name} {what}",
-            hint="recover it with the sqlite3 shell",
+            hint=recovery_command(self.path),
             slug="damaged-file",
         )
 

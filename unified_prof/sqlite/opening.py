@@ -41,6 +41,7 @@ _OTHER_FORMATS = (
     (b"\x28\xb5\x2f\xfd", "a Zstandard-compressed file"),
     (b"\xfd7zXZ", "an xz-compressed file"),
     (b"PK\x03\x04", "a zip archive"),
+    (b"PAR1", "a Parquet file"),
 )
 _HEADER_BYTES = 100
 _WAL_MODE = 2  # header byte 19: file format version needed for reading

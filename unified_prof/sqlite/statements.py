@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 
 from unified_prof.errors import OutputError, StoreError
 from unified_prof.sqlite.atomic import output_error, raise_kept, watch
@@ -185,16 +186,27 @@ def read_error(path: Path, err: Exception) -> StoreError:
     if _is_damage(text) or "disk I/O" in text:
         return StoreError(
             f"{path} is damaged: {text}",
-            hint="recover it with the sqlite3 shell",
+            hint=recovery_command(path),
             slug="damaged-file",
         )
     if "interrupted" in text:
         return StoreError(
             f"{path} is suspicious: reading its smallest tables takes too long",
-            hint="inspect it with the sqlite3 shell",
+            hint=f"inspect it: `sqlite3 {quote(str(path))} .schema`",
             slug="too-slow-to-read",
         )
     return StoreError(f"cannot read {path}: {text}", slug="cannot-read")
+
+
+def recovery_command(path: Path) -> str:
+    """Return a hint with the command that copies what is readable of a damaged database.
+
+    Many builds of the shell lack `.recover`, and `.dump` ends with ROLLBACK after an error.
+    """
+    recovered = path.with_name(f"{path.stem}.recovered.db")
+    keep = "sed 's/^ROLLBACK.*/COMMIT;/'"
+    command = f"sqlite3 {quote(str(path))} .dump | {keep} | sqlite3 {quote(str(recovered))}"
+    return f"try to recover it: `{command}`"
 
 
 def is_locked(err: Exception) -> bool:
