@@ -53,6 +53,9 @@ def test_the_fault_is_the_finding_that_changed_most(name: str, base: str, tmp_pa
     assert largest.finding.kind in FAULTS[name].kinds.replace("+", "|").split("|")
     assert largest.change_ns == pytest.approx(change_ns, rel=CLOSE)
     assert [one.change_ns for one in back.findings] == [-one.change_ns for one in there.findings]
+    for found in (there, back):  # The text describes the new side.
+        new = {kind: finding for kind, (_, finding) in found.new.findings.items()}
+        assert all(one.finding is new.get(one.finding.kind, one.finding) for one in found.findings)
 
 
 def test_the_headline_says_whether_a_finding_is_new(tmp_path: Path) -> None:

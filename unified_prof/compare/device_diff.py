@@ -73,9 +73,11 @@ def _call_ratio(tables: Tables, one: Side, other: Side) -> str:
     size = len(tables.pairing.keys)
     calls = np.bincount(first, weights=one.leaves.calls, minlength=size) / one.shares
     other_calls = np.bincount(second, weights=other.leaves.calls, minlength=size) / other.shares
-    both = (calls > 0) & (other_calls > 0)
-    if not both.any():
+    both, either = (calls > 0) & (other_calls > 0), (calls > 0) | (other_calls > 0)
+    if not either.any():
         return ""
+    if 2 * both.sum() < either.sum():
+        return "; most of their operations differ"
     times = float(np.median(other_calls[both] / calls[both]))
     if times == 1:
         return "; their operations occur equally often"

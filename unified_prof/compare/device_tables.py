@@ -413,7 +413,7 @@ class FindingChange(NamedTuple):
     Costs are ns per step: 0 on a side without the finding, None if its rule lacks data there.
     """
 
-    finding: Finding  # That of the side with the higher cost.
+    finding: Finding  # That of the new side, which its text describes; of base if only it has one.
     base_ns: float | None
     new_ns: float | None
 
@@ -462,8 +462,7 @@ class DeviceDifference(Displayed):
             sides = self.base, self.new
             # Findings that save time only together with others have no cost.
             found = [side.findings[kind] for side in sides if kind in side.findings]
-            _, finding = max(found, key=lambda one: one[0])
-            change = FindingChange(finding, *(side.finding_ns(kind) for side in sides))
+            change = FindingChange(found[-1][1], *(side.finding_ns(kind) for side in sides))
             if abs(change.change_ns) >= MIN_FINDING_CHANGE * self.longest_ns:
                 changes.append(change)
         return tuple(sorted(changes, key=lambda one: -abs(one.change_ns)))

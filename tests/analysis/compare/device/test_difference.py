@@ -165,6 +165,9 @@ def test_recordings_without_steps_are_compared_as_a_whole_with_a_warning(tmp_pat
     stepped = compared(recording(tmp_path / "c.db", steps=2), new)
     assert "per step" in stepped.warnings[0]
     assert "occur 6 times as often" in stepped.warnings[0]
+    operations = [Op(f"my::{number}", [("k", "my::k", 10)]) for number in range(9)]
+    other = recording(tmp_path / "d.db", operations, with_steps=False, warm_up_ns=0)
+    assert "most of their operations differ" in compared(base, other).warnings[0]
 
 
 def test_side_without_host_rows_is_compared_by_class_and_kernel_kind(tmp_path: Path) -> None:
