@@ -142,12 +142,16 @@ def _magnitude(value: float) -> int:
 CAPTURE_FACT = "capture_trace"
 
 
+def shared_prefix(one: str, other: str) -> int:
+    """Return the number of characters with which two names begin alike."""
+    return len(commonprefix((one, other)))  # noqa: RUF071 - not paths
+
+
 def most_alike(name: str, candidates: Iterable[str]) -> str | None:
     """Return the candidate that begins like `name` for the most characters; None if two do."""
     by_prefix: dict[int, list[str]] = {}
     for one in candidates:
-        shared = commonprefix((name, one))  # noqa: RUF071 - not paths
-        by_prefix.setdefault(len(shared), []).append(one)
+        by_prefix.setdefault(shared_prefix(name, one), []).append(one)
     best = by_prefix[max(by_prefix)] if by_prefix else []
     return best[0] if len(best) == 1 else None
 

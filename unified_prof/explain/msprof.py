@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import Ints
-from unified_prof.base.text import CAPTURE_FACT, most_alike
+from unified_prof.base.text import CAPTURE_FACT, most_alike, shared_prefix
 from unified_prof.errors import UprofError, UsageError
 from unified_prof.explain import basic_breakdowns, critical_path, stacks
 from unified_prof.explain.advice import registry
@@ -393,7 +393,8 @@ def _capture_beside(path: Path, facts: Mapping[str, str]) -> str | None:
     The trace is one beside the recording of the report (see `CAPTURE_FACT`). If there are several
     reports with captures, it is the one whose name begins like that of the report.
     """
-    reports = (one for one in sorted(path.parent.glob("*.db")) if one.name != path.name)
+    near = sorted(path.parent.glob("*.db"), key=lambda one: -shared_prefix(one.name, path.name))
+    reports = (one for one in near if one.name != path.name)
     found = []
     for report in islice(reports, _MAX_SEARCHED):
         with suppress(UprofError), open_report(report, any_revision=True) as opened:

@@ -127,6 +127,8 @@ def test_capture_beside_a_replay_is_named(paths: tuple[Path, Path], command: str
     # Of several captures, the one that is named like the replay; without such a one, none.
     other = write_capture(paths[1].with_name("c.db"), [MM])
     assert f"report {paths[0]} --with CAPTURE`" in replay_hint(paths[0], command)
+    for number in range(20):
+        (paths[1].parent / f"0{number}.db").write_text("no database")
     alike = write_capture(paths[0].with_name(f"{paths[0].stem}_capture.db"), [MM])
     assert str(alike) in replay_hint(paths[0], command)
     for one in (capture, other, alike):
