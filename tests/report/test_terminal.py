@@ -54,6 +54,17 @@ def test_long_word_is_not_broken_in_a_pipe() -> None:
     assert fact_lines("x" * 500) == [f"idle          {'x' * 500}"]
 
 
+def test_long_path_is_broken_behind_a_slash_and_a_word_anywhere() -> None:
+    document = Document()
+    document.note("undecoded data: /recordings/run_1/PROF_000001/device_0/data/qos.data of x")
+    lines = render_text(document, width=40).splitlines()
+    assert lines == [
+        "undecoded data:",
+        "/recordings/run_1/PROF_000001/device_0/",
+        "data/qos.data of x",
+    ]
+
+
 def test_empty_columns_are_dropped_first_on_a_narrow_terminal() -> None:
     document = Document()
     document.table(

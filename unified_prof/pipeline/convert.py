@@ -112,7 +112,7 @@ class Conversion:
             yield f"  {title}"
             width = max((len(name) for name in self.rows), default=0)
             for table, rows in sorted(self.rows.items()):
-                yield f"  {table:{width}}  {rows:>12,} rows"
+                yield f"  {table:{width}}  {rows:>12,} row{'s' * (rows != 1)}"
         if self.coverage:
             yield f"  decoded {coverage_text(self.coverage)}"
         yield from anomaly_lines(self.anomalies)

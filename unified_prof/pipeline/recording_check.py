@@ -96,7 +96,7 @@ class TableCheck:
     def lines(self) -> Iterator[str]:
         """Yield the comparison as lines of text."""
         if self.agrees:
-            yield f"  equal   {self.table}: {self.rows['recording']:,} rows"
+            yield f"  equal   {self.table}: {_row_count(self.rows['recording'])}"
             return
         sides = ", ".join(f"{count:,} only in the {side}" for side, count in self.only.items())
         columns = f"; different columns: {', '.join(self.columns)}" if self.columns else ""
@@ -143,7 +143,7 @@ class RecordingCheck:
         yield f"{conversion.recording}: decoded {coverage_text(conversion.coverage)}"
         yield from anomaly_lines(conversion.anomalies)
         for finding in self.findings:
-            yield f"  problem {finding.kind}: {finding.message} ({finding.count:,} rows)"
+            yield f"  problem {finding.kind}: {finding.message} ({_row_count(finding.count)})"
         for table in self.tables:
             yield from table.lines()
         if self.tables:
@@ -219,6 +219,10 @@ def _compared(sides: Mapping[str, Report], revision: str, *, is_complete: bool) 
             rules = {side: found_rules.get(name, {}) for side, found_rules in broken.items()}
             found.append(_judged(result, rules, is_complete=is_complete))
     return found
+
+
+def _row_count(count: int) -> str:
+    return f"{count:,} row{'s' * (count != 1)}"
 
 
 def _rows(
@@ -312,7 +316,7 @@ def _find_columns(
     result.records_without_row, result.rows_without_record = unpaired.values()
     for side, names in lacks.items():
         result.reasons += [
-            f"the {side} lacks {name} of {count:,} rows" for name, count in names.items()
+            f"the {side} lacks {name} of {_row_count(count)}" for name, count in names.items()
         ]
 
 

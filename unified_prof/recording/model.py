@@ -561,6 +561,7 @@ class Advice(Displayed):
     not_judged: tuple[NotJudged, ...] = ()
     judged: tuple[str, ...] = ()  # Rules without findings.
     steps: int = 0  # Number of analyzed steps; 0: the window of a recording without steps.
+    recorded_steps: int = 0  # From three steps on, the first is a warm-up and is not analyzed.
     step_ms: float | None = None  # Time of a step by `statistic`, ms; None: not measured.
     statistic: Literal["average", "median"] = "average"
     # Time per step that is saved without all causes, ms; costs never add up to more. None: unknown.

@@ -28,6 +28,7 @@ FORMAT_VERSION = 1
 _MAX_RULES_PER_REASON = 4  # Number of rules to name if many are skipped for the same reason.
 _MAX_REASONS = 3  # Maximum number of reasons in text.
 _NO_FINDINGS, _NOTHING_ANALYZED = "no findings", "nothing analyzed: no rule has the data it needs"
+_OF_STEPS = ("slow_steps", "steps_grow", "kernels_slow_down")  # Findings about single steps.
 _BYTES = re.compile(r"(?<![\w.])(\d[\d,]*) bytes\b")
 
 
@@ -153,7 +154,7 @@ def add_advice(
         if found.advice:
             document.line(f"   try: {found.advice}")
         if found.evidence:
-            document.table(_evidence(found))
+            document.table(_evidence(found, advice))
     if top is not None and len(advice.findings) > top:
         document.note(f"and {names.format_number(len(advice.findings) - top)} more (--top)")
     for line in replay_notes(advice, path):
@@ -222,9 +223,12 @@ _EVIDENCE_COLUMNS = (
 )
 
 
-def _evidence(found: Finding) -> list[Column]:
+def _evidence(found: Finding, advice: Advice) -> list[Column]:
+    """Return the evidence: sums over the analyzed steps, or single steps."""
     rows = found.evidence
-    columns = [Column("evidence", tuple(_evidence_name(str(row["name"])) for row in rows), True)]
+    is_sum = advice.steps > 1 and advice.statistic == "average" and found.kind not in _OF_STEPS
+    heading = f"evidence in {advice.steps} steps" if is_sum else "evidence"
+    columns = [Column(heading, tuple(_evidence_name(str(row["name"])) for row in rows), True)]
     for key, heading, importance in _EVIDENCE_COLUMNS:
         if any(key in row for row in rows):
             cells = tuple(_cell(key, row.get(key)) for row in rows)

@@ -22,13 +22,24 @@ _REPLAYED_SHARE = 0.1
 
 def excluded_part(advice: Advice) -> list[str]:
     """Describe the part of a recording that was excluded from the analysis."""
+    length = names.format_duration(advice.paused_ms * 1e6)
+    if advice.steps:
+        first = ["the first step"] * (advice.steps < advice.recorded_steps > 2)
+        long = [f"steps of more than three medians, in total {length}"] * bool(advice.pauses)
+        return [f"not analyzed: {', '.join(first + long)}"] if first or long else []
     if not advice.pauses:
         return []
     gaps = "a gap of" if advice.pauses == 1 else f"{advice.pauses} gaps, in total"
-    length = names.format_duration(advice.paused_ms * 1e6)
-    if advice.steps:
-        return [f"not analyzed: steps of more than three medians, in total {length}"]
     return [f"not analyzed: {gaps} {length}, in which the device is idle"]
+
+
+def analysis_notes(advice: Advice, path: str) -> list[str]:
+    """Return the notes below the findings of a report: what they leave out and what they are of."""
+    excluded = excluded_part(advice)
+    if excluded and not advice.steps and any(one.cost_ms_per_step for one in advice.findings):
+        rest = names.format_duration((advice.step_ms or 0.0) * 1e6)
+        excluded = [f"{excluded[0]}; costs are shares of the other {rest}"]
+    return [*excluded, *replay_notes(advice, path)]
 
 
 def replay_notes(advice: Advice, path: str = "REPLAY") -> list[str]:

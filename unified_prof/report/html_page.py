@@ -30,7 +30,7 @@ from unified_prof.report.figures import (
     figures_document,
     readable_answers,
 )
-from unified_prof.report.finding_lines import composition, excluded_part, replay_notes
+from unified_prof.report.finding_lines import analysis_notes, composition
 from unified_prof.report.formats import ReportRequest, encode_varints
 from unified_prof.report.names import anomaly_name, readable_names, truncate_middle
 
@@ -111,7 +111,7 @@ def _report(analysis: Analysis, request: ReportRequest, blocks: int) -> dict[str
     if advice := shown.advice:
         breakdowns = [one.breakdown for one in shown.selections[:1]]
         report["composition"] = composition(shown.summary, breakdowns, advice)
-        report["advice_notes"] = [*excluded_part(advice), *replay_notes(advice, shown.summary.path)]
+        report["advice_notes"] = analysis_notes(advice, shown.summary.path)
     if request.source_root is not None:
         lines = SourceLines(request.source_root)
         report["source"] = lines.texts(_source_lines(figures, trees))

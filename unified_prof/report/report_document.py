@@ -34,11 +34,10 @@ from unified_prof.report import names
 from unified_prof.report.document import Column, Document, name_column
 from unified_prof.report.figures import Figures, Selection, collect_figures, peak_parts
 from unified_prof.report.finding_lines import (
+    analysis_notes,
     composition,
-    excluded_part,
     finding_cost,
     finding_summary,
-    replay_notes,
 )
 from unified_prof.report.terminal import render_text
 
@@ -588,7 +587,7 @@ def add_findings(document: Document, figures: Figures) -> None:
         document.note(f"`uprof advise` shows {more}evidence and what to try")
         if all(map(_is_of_machine, advice.findings)):
             document.note("; ".join(["the program itself: no findings", *composed]))
-    for line in (*excluded_part(advice), *replay_notes(advice, figures.summary.path)):
+    for line in analysis_notes(advice, figures.summary.path):
         document.note(line)
 
 

@@ -78,6 +78,19 @@ def render_text(
     return renderer.text()
 
 
+def _break_paths(text: str, room: int) -> str:
+    """Split paths that are longer than a line behind slashes."""
+    lines = []
+    for word in text.split(" "):
+        parts = re.findall("[^/]*/|[^/]+", word) if cell_len(word) > room else [word]
+        lines.append(parts[0] if parts else "")
+        for part in parts[1:]:
+            if cell_len(lines[-1] + part) > room:
+                lines.append("")
+            lines[-1] += part
+    return " ".join(lines)
+
+
 def render_document(document: Document, shape: str, request: ReportRequest | ClusterRequest) -> str:
     """Render a document as Markdown if `shape` says so, else as text, see `render_text`."""
     if shape == "markdown":
@@ -145,7 +158,7 @@ class _TextRenderer:
         room = width - label.cell_len
         lines = [text]
         if 0 < room < cell_len(text):
-            whole = _NUMBER_AND_UNIT.sub(_UNBREAKABLE, text)
+            whole = _NUMBER_AND_UNIT.sub(_UNBREAKABLE, _break_paths(text, room))
             if self._width is None:
                 wrapped = textwrap.wrap(whole, room, break_long_words=False, break_on_hyphens=False)
             else:

@@ -265,6 +265,7 @@ def advise(recording: Recording, *, quick: bool = False) -> Advice:
         not_judged=tuple(skipped),
         judged=tuple(kind for kind in evaluated if kind not in found),
         steps=max((len(context.steps) for context in contexts), default=0),
+        recorded_steps=len(recording.steps),
         step_ms=round(step_ns / 1e6, 6) if step_ns else None,
         together_ms=together_ms,
         pauses=len(pauses),

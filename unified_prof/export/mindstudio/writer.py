@@ -259,8 +259,8 @@ class Exported:
     def lines(self) -> Iterator[str]:
         """Yield the result as lines of text."""
         for file in self.files:
-            what = "rows" if file.name.endswith(".csv") else "events"
-            yield f"  {file.name}  {file.entries:,} {what}"
+            what = "row" if file.name.endswith(".csv") else "event"
+            yield f"  {file.name}  {file.entries:,} {what}{'s' * (file.entries != 1)}"
         for one in self.left_out:
             yield f"  left out of {one.deliverable}: {one.what} ({one.why})"
         for anomaly in self.anomalies:

@@ -106,7 +106,8 @@ function adviceSection(report) {
 }
 
 function findingRow(report, finding, most) {
-  const { step_ms: step, steps } = report.figures.advice;
+  const { step_ms: step, steps, statistic } = report.figures.advice;
+  const isSum = steps > 1 && statistic === "average" && !["slow_steps", "steps_grow", "kernels_slow_down"].includes(finding.kind);
   const cost = finding.cost_ms_per_step;
   // The cost has its own place, and a prefix of the text is used as the title.
   const text = finding.text.split("; ").filter((one) => !cost || !one.startsWith("saves ")).join("; ");
@@ -121,7 +122,7 @@ function findingRow(report, finding, most) {
       make("strong", { text: title }),
       make("div", {}, ...prose(rest)),
       finding.advice ? make("div", { class: "soft" }, "Try: ", ...prose(finding.advice)) : null,
-      finding.evidence.length ? make("details", {}, make("summary", { class: "small", text: `Evidence (${words.count(finding.evidence.length)})` }),
+      finding.evidence.length ? make("details", {}, make("summary", { class: "small", text: `Evidence${isSum ? ` in ${steps} steps` : ""} (${words.count(finding.evidence.length)})` }),
         evidenceTable(report, finding.evidence)) : null));
 }
 
