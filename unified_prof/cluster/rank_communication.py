@@ -223,7 +223,7 @@ def cut_at_marks(
     if len(steps["end"]):
         last = np.concatenate([last, steps["end"][-1:]])
     # At equal times, ends come first, then the start of a step, then other starts.
-    order = np.lexsort((op, np.array([2, 1, 0])[what], time))
+    order = np.lexsort((op, np.array([2, 0, 1])[what], time))
     time, what, op = time[order], what[order], op[order]
     if len(first) and (not len(time) or first[0] < time[0]):
         time, what, op = np.r_[first, time], np.r_[MARK_STEP, what], np.r_[NO_VALUE, op]
