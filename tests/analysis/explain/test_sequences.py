@@ -21,27 +21,6 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "msprof_20260101000000.db"
 
 
-def test_kernel_sequences_are_counted_by_operation(path: Path) -> None:
-    orders = (("a", "b", "b", "c"), ("a", "b", "b", "c"), ("a", "c", "b"), ("a", "b"))
-    with Device(path) as device:
-        connection = 0
-        for number, kernels in enumerate(orders):
-            begin = 1000 * number
-            device.call(begin, begin + 300, "aten::layer_norm")
-            # The kernels are launched by a nested operation and run in the order of their starts.
-            for place, kernel in reversed(list(enumerate(kernels))):
-                connection += 1
-                at = begin + 10 + 20 * place
-                device.call(at, at + 15, "aten::native", launches=connection)
-                start = begin + 500 + 50 * place
-                device.task(start, start + 10, connection=connection, kernel=(kernel, "K"))
-    first, second = rows(path)
-    assert (first.name, first.count, first.detail) == ("aten::layer_norm", 2, "a → b x2 → c")
-    assert first.total_ns == 80
-    assert dict(first.extra) == {"kernels": 4, "elapsed_ns": 2 * 160, "host_ns": 600}
-    assert (second.count, second.detail, second.total_ns) == (1, "a → c → b", 30)
-
-
 def test_sequence_on_ascend_consists_of_operator_types(path: Path) -> None:
     """Kernel names on Ascend contain instance numbers: `trans_Cast_17`, `MatMul28`."""
     with Device(path) as device:
