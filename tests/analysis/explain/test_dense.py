@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 from random import Random
 
+import numpy as np
 import pytest
 
 from tests.analysis.builders import Device
 from unified_prof.explain.api import open_analyses
+from unified_prof.explain.self_time import HostTimeline
+from unified_prof.recording.calls import Labels
 from unified_prof.recording.model import THEN, Row
+from unified_prof.recording.recording import Recording
+from unified_prof.sqlite.reader import open_report
 
 UNIT = 25_000  # ns: launches that are slow, and kernels that are late, are multiples of it.
 LAUNCH = "cudaLaunchKernel"
@@ -229,3 +234,33 @@ def test_host_stacks(dense: Dense) -> None:
         if op.calls_ns:
             expected[f"{stack};{LAUNCH}"] += op.calls_ns
     assert {stack: weight for stack, (weight, _) in stacks(dense, "host").items()} == expected
+
+
+def test_host_timeline(dense: Dense) -> None:
+    """Intervals are divided at begins and ends, and have the name of the outermost operation."""
+    edges = {(op.thread, at) for op in dense.ops for at in (op.start, op.end)}
+    edges |= {(task.thread, at) for task in dense.tasks for at in (task.called, task.returned)}
+    draw = dense.random.randrange
+    spans = [(1 + draw(3), start, start + draw(12)) for start in range(0, 95, 3)]
+    expected = []
+    for number, (thread, start, end) in enumerate(spans):
+        cuts = [at for at in range(start + 1, end) if (thread, at) in edges]
+        for begin, until in pairwise([start, *cuts, end]):
+            expected.append((begin * UNIT, until * UNIT, number))
+    thread, start, end = np.array(spans, np.int64).T
+    with open_report(dense.path) as report:
+        recording = Recording(report)
+        labels = Labels()
+        timeline = HostTimeline(recording, labels)
+        found = timeline.split(thread, Device.T0 + start * UNIT, Device.T0 + end * UNIT)
+        begins, ends, of = (one.tolist() for one in found)
+        relative = [(a - Device.T0, b - Device.T0) for a, b in zip(begins, ends, strict=True)]
+        parts = [(*times, number) for times, number in zip(relative, of, strict=True)]
+        assert sorted(parts) == sorted(expected)
+        at = Device.T0 + start * UNIT + UNIT // 2
+        names, lines, fetching = timeline.innermost(thread, at)
+    for name, (own, begin, _) in zip(names.tolist(), spans, strict=True):
+        ops = [op for op in dense.ops if op.thread == own and op.start <= begin < op.end]
+        outermost = [op.name for op in ops if op.parent is None] or ["(outside any operation)"]
+        assert [labels.texts[name]] == outermost
+    assert (lines.max(), fetching.any()) == (-1, False)

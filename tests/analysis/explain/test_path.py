@@ -1,7 +1,6 @@
 """Critical path: each nanosecond once, attributed to what the simulated machine waited for."""
 
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -28,7 +27,6 @@ from unified_prof.explain import critical_path as paths
 from unified_prof.explain.api import open_analyses
 from unified_prof.explain.schedule import builder
 from unified_prof.explain.schedule.graph import Edges, Schedule
-from unified_prof.explain.self_time import HostTimeline
 from unified_prof.pipeline.convert import convert
 from unified_prof.recording.model import Breakdown, Row
 from unified_prof.recording.recording import Recording
@@ -226,33 +224,6 @@ def test_host_clock_that_is_ahead_is_corrected(tmp_path: Path) -> None:
         assert scheduled is not None
         assert scheduled.tasks.skew_ns == ahead - machine.LATENCY_NS
         assert not len(scheduled.schedule.dropped)
-
-
-def test_host_intervals_are_divided_at_call_boundaries(tmp_path: Path) -> None:
-    execution = machine.run(
-        [Launch("mm_1", 10 * US), HostWork(50 * US), Launch("mm_1", 10 * US), EndStep()]
-    )
-    ranges = [(start, end) for start, end, *_ in execution.calls]
-    ranges += [(start, end) for start, end, _ in execution.operations]
-    moments = sorted({at for one in ranges for at in one})
-    # From within the first operation to after the last, and an interval without calls.
-    intervals = [(moments[0] + 1, moments[-1] + 7), (moments[-1] + 9, moments[-1] + 11)]
-    with open_report(machine.write(execution, tmp_path / "a.db")) as report:
-        recording = Recording(report)
-        (thread,) = set(recording.host_calls.thread[:].tolist())
-        start, end = np.array(intervals).T + Device.T0
-        parts = HostTimeline(recording, recording.work.labels).split(np.full(2, thread), start, end)
-    cuts = [moments[0] + 1, *moments[1:], moments[-1] + 7]
-    expected = [(*part, 0) for part in pairwise(cuts)] + [(*intervals[1], 1)]
-    begins, ends, interval = parts
-    assert expected == list(
-        zip(
-            (begins - Device.T0).tolist(),
-            (ends - Device.T0).tolist(),
-            interval.tolist(),
-            strict=True,
-        )
-    )
 
 
 @settings(max_examples=15, deadline=None)
