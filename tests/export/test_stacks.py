@@ -125,8 +125,13 @@ def read_pprof(path: Path) -> tuple[list[tuple[str, str]], dict[tuple[str, ...],
     texts = [one.decode() for one in profile[6]]
     assert texts[0] == ""
     types = [(texts[one[1][0]], texts[one[2][0]]) for one in map(fields, profile[1])]
-    names = {one[1][0]: texts[one[2][0]] for one in map(fields, profile[5])}
-    places = {one[1][0]: names[fields(one[4][0])[1][0]] for one in map(fields, profile[4])}
+    functions = {one[1][0]: one for one in map(fields, profile[5])}
+    places = {}
+    for place in map(fields, profile[4]):
+        line = fields(place[4][0])
+        function = functions[line[1][0]]
+        name, file = (texts[function[number][0]] if function[number] else "" for number in (2, 4))
+        places[place[1][0]] = f"{name} {file}:{line[2][0]}" if line[2] else name
     stacks = {}
     for sample in map(fields, profile[2]):
         stack = tuple(places[one] for one in packed(sample[1]))[::-1]
@@ -144,6 +149,7 @@ def test_pprof_file_has_a_value_per_measure(tmp_path: Path) -> None:
         *((name, "nanoseconds") for name in ("time", "forward", "backward")),
         ("memory", "bytes"),
     ]
+    assert ("model.py:30 model.py:30", "model.py:13 model.py:13", "relu") in stacks
     by_measure: dict[str, int] = defaultdict(int)
     for values in stacks.values():
         assert len(values) == 4

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import statistics
 import tracemalloc
+from itertools import pairwise
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
@@ -108,17 +111,28 @@ def write_steps(path: Path, lengths: list[int], *, ranges: dict[int, str] | None
     return path
 
 
-def test_slow_step_costs_the_time_above_the_median(tmp_path: Path) -> None:
-    finding = findings_by_kind(write_steps(tmp_path / "run.db", [10, 10, 10, 30, 10, 10]))[
-        "slow_steps"
-    ]
-    assert saving_ns(finding) == 20 * MS // 5
-    assert finding.steps == (3,)
-    assert finding.figures["grew"] == "computation"
-
-
-def test_slow_first_step_is_no_finding(tmp_path: Path) -> None:
-    assert advice(write_steps(tmp_path / "run.db", [30, 10, 10, 10, 10, 10])).findings == ()
+@pytest.mark.parametrize("seed", range(12))
+def test_slow_steps_cost_the_time_above_the_median(tmp_path: Path, seed: int) -> None:
+    """The first step does not count; periodic steps are slow above 1.15 medians, others 1.5."""
+    random = Random(seed)
+    lengths = random.choices((100, 100, 100, 100, 115, 116, 150, 151, 300), k=5 + seed % 5)
+    if seed % 2:
+        gap, first = random.randrange(1, 4), random.randrange(3)
+        lengths = [200] + [116 if at % gap == first else 100 for at in range(3 * gap)]
+    finding = findings_by_kind(write_steps(tmp_path / "run.db", lengths)).get("slow_steps")
+    median, count = statistics.median(lengths[1:]), len(lengths) - 1
+    longer = [at for at in range(count) if lengths[at + 1] > 1.15 * median]
+    gaps = {second - first for first, second in pairwise(longer)}
+    is_periodic = len(longer) > 2 and len(gaps) == 1 and min(gaps) > 1
+    is_periodic = is_periodic and longer[0] < min(gaps) and longer[-1] + min(gaps) >= count
+    limit = 1.15 if is_periodic else 1.5
+    slow = [at + 1 for at in range(count) if lengths[at + 1] > limit * median]
+    assert (finding.steps if finding else ()) == tuple(slow)
+    if finding:
+        excess = sum(lengths[at] - median for at in slow)
+        assert saving_ns(finding) == round(excess * MS / count)
+        assert finding.figures["grew"] == "computation"
+        assert ("steps is slow" in finding.text) == is_periodic
 
 
 def test_slow_step_with_an_evaluation_range_is_no_finding(tmp_path: Path) -> None:
