@@ -1,6 +1,7 @@
 """Confidence of a ratio, from the variation between runs."""
 
 import math
+import statistics
 
 import numpy as np
 import pytest
@@ -51,21 +52,67 @@ def test_two_different_runs_per_side_are_inconclusive() -> None:
     assert found.p_value > 0.01
 
 
-def test_more_runs_narrow_the_interval() -> None:
-    widths = [
-        spread(0.0, [0.0, 0.05] * n, [0.0, 0.05] * n, 0.0, NoiseModel()).half_width
-        for n in (1, 2, 4, 8)
-    ]
-    assert widths == sorted(widths, reverse=True)
+def pooled(sides: list[list[float]], within: float, noise: Noise | None) -> tuple[float, float]:
+    """Return the standard error of the difference of means, and its degrees of freedom.
+
+    That is the textbook's pooled variance; noise is one more estimate of it.
+    """
+    estimates = [(len(one) - 1, statistics.variance(one)) for one in sides if len(one) > 1]
+    degrees = sum(weight for weight, _ in estimates)
+    variance = sum(weight * one for weight, one in estimates) / degrees if degrees else 0.0
+    estimates = [(degrees, max(variance, within))]
+    if noise:
+        estimates.append((noise.degrees, max(noise.relative**2, within)))
+    total = sum(weight for weight, _ in estimates)
+    variance = sum(weight * one for weight, one in estimates) / total if total else within
+    return math.sqrt(variance * sum(1 / len(one) for one in sides)), total
 
 
-def test_learned_noise_replaces_missing_runs_and_supports_few_runs() -> None:
-    noise = NoiseModel(Noise(0.02, degrees=10))
-    one = spread(0.1, [0.0], [0.1], 0.0, noise)
-    assert one.half_width == pytest.approx(confidence.quantile(ALPHA, 10) * 0.02 * math.sqrt(2))
-    lucky = [0.0, 1e-6], [0.1, 0.1 + 1e-6]
-    unsupported, supported = (spread(0.1, *lucky, 0.0, model) for model in (NoiseModel(), noise))
-    assert unsupported.half_width < 1e-4 < supported.half_width, "two runs may agree by chance"
+@given(logarithms, logarithms, st.floats(0, 0.1), st.booleans())
+def test_interval_is_that_of_the_pooled_variance(
+    base: list[float], new: list[float], within: float, learned: bool
+) -> None:
+    noise = Noise(0.3, 5) if learned else None
+    center = statistics.mean(new) - statistics.mean(base)
+    error, degrees = pooled([base, new], within, noise)
+    # Two single runs may differ by a factor of 1.5.
+    allowed = 0.0 if degrees else math.log(1.5)
+    found = spread(center, base, new, within, NoiseModel(noise, 1.5))
+    quantile = confidence.quantile(ALPHA, degrees or math.inf)
+    assert found.half_width == pytest.approx(quantile * error + allowed)
+    beyond = max(abs(center) - allowed, 0)
+    if error > 1e-6:
+        p_value = confidence.two_sided(beyond / error, degrees or math.inf)
+        assert found.p_value == pytest.approx(p_value, abs=1e-9)
+    error, degrees = pooled([base], within, noise)
+    half = confidence.half_width(base, within, noise)
+    expected = confidence.quantile(ALPHA, degrees) * error if degrees else None
+    assert half == pytest.approx(expected)
+
+
+@given(st.lists(st.floats(-1, 1), min_size=2, max_size=6), st.booleans())
+def test_interval_of_paired_rounds_is_that_of_their_mean(
+    changes: list[float], learned: bool
+) -> None:
+    """The noise of a difference is that of two runs."""
+    noise = Noise(0.3, 5) if learned else None
+    error, degrees = pooled([changes], 0.0, noise and Noise(0.3 * math.sqrt(2), 5))
+    found = confidence.paired_spread(changes, noise)
+    assert found.half_width == pytest.approx(confidence.quantile(ALPHA, degrees) * error)
+    if error > 1e-6:
+        p_value = confidence.two_sided(statistics.mean(changes) / error, degrees)
+        assert found.p_value == pytest.approx(p_value, abs=1e-9)
+
+
+@given(st.floats(0, 30), st.floats(1, 60))
+def test_probability_is_the_area_of_both_tails(t: float, degrees: float) -> None:
+    """The density of Student's t is a power of the cosine of atan(t / sqrt(degrees))."""
+    middles = (np.arange(4000) + 0.5) / 4000
+    areas = []
+    for start in (math.atan(t / math.sqrt(degrees)), 0):
+        length = math.pi / 2 - start
+        areas.append(length * np.mean(np.cos(start + length * middles) ** (degrees - 1)))
+    assert confidence.two_sided(t, degrees) == pytest.approx(areas[0] / areas[1], abs=1e-5)
 
 
 @given(logarithms, logarithms, st.floats(0, 0.1), st.booleans())
