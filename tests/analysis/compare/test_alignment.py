@@ -38,7 +38,7 @@ def align(base: Sequence[Keys], new: Sequence[Keys], *, moved_levels: int = 2) -
     return tuples(alignment.align(first, second, moved_levels=moved_levels))
 
 
-def longest(a: list[str], b: list[str]) -> int:
+def longest(a: Sequence[Hashable], b: Sequence[Hashable]) -> int:
     table = [[0] * (len(b) + 1) for _ in range(len(a) + 1)]
     for i, x in enumerate(a):
         for j, y in enumerate(b):
@@ -49,10 +49,24 @@ def longest(a: list[str], b: list[str]) -> int:
 
 
 @given(words, words)
-def test_common_subsequence_is_common_and_increasing(a: list[str], b: list[str]) -> None:
+def test_common_subsequence_is_increasing_and_no_pair_can_be_added(
+    a: list[str], b: list[str]
+) -> None:
     pairs = common_subsequence(a, b)
     assert all(a[i] == b[j] for i, j in pairs)
-    assert all(p[0] < q[0] and p[1] < q[1] for p, q in itertools.pairwise(pairs))
+    for (i, j), (k, m) in itertools.pairwise([(-1, -1), *pairs, (len(a), len(b))]):
+        assert i < k
+        assert j < m
+        assert not {*a[i + 1 : k]} & {*b[j + 1 : m]}
+    assert len(alignment._longest(*(one.tolist() for one in number(a, b)))) == longest(a, b)
+
+
+distinct = st.lists(st.integers(0, 12), unique=True)
+
+
+@given(distinct, distinct)
+def test_common_subsequence_of_distinct_elements_is_the_longest(a: list[int], b: list[int]) -> None:
+    assert len(common_subsequence(a, b)) == longest(a, b)
 
 
 @given(words, st.data())

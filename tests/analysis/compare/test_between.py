@@ -57,7 +57,7 @@ def pooled(sides: list[list[float]], within: float, noise: Noise | None) -> tupl
 
     That is the textbook's pooled variance; noise is one more estimate of it.
     """
-    estimates = [(len(one) - 1, statistics.variance(one)) for one in sides if len(one) > 1]
+    estimates = [(len(one) - 1.0, statistics.variance(one)) for one in sides if len(one) > 1]
     degrees = sum(weight for weight, _ in estimates)
     variance = sum(weight * one for weight, one in estimates) / degrees if degrees else 0.0
     estimates = [(degrees, max(variance, within))]
