@@ -124,7 +124,7 @@ def test_sequences(rows: list[tuple[int, int, int]]) -> None:
     """Collectives of a group and kind, and transfers with a peer, are numbered as they come."""
     kinds = ["all_reduce", "send", "receive", "broadcast"]
     kind, group, peer = np.array(rows, np.int64).reshape(-1, 3).T
-    seen, numbers, members = Counter[object](), [], defaultdict[tuple[int, int], list[int]](list)
+    seen, numbers, members = Counter[object](), [], defaultdict[object, list[int]](list)
     for place, (of_kind, of_group, other) in enumerate(rows):
         is_transfer = of_kind in (1, 2)
         key = of_kind, ("peer", other) if is_transfer and other >= 0 else ("group", of_group)
@@ -139,8 +139,8 @@ def test_sequences(rows: list[tuple[int, int, int]]) -> None:
     table["end"] = table["start"] + 3
     one = sequences_of(table, kinds).whole
     keys = zip(one.kind.tolist(), one.other.tolist(), strict=True)
-    for place, key in enumerate(keys):
-        own = sorted(members.pop(key), key=lambda row: (numbers[row], row))
+    for place, pair in enumerate(keys):
+        own = sorted(members.pop(pair), key=lambda row: (numbers[row], row))
         low, high = one.edges[place : place + 2]
         assert one.columns["op"][low:high].tolist() == own
         assert one.numbers(place).tolist() == [numbers[row] for row in own]

@@ -241,7 +241,9 @@ spec = st.tuples(
 
 
 BASE, NEW = attrgetter("base_ns"), attrgetter("new_ns")
-figures = attrgetter("base_ns", "new_ns", "count", "moved", "explained_ns")
+figures = attrgetter(
+    *("status", "place.name", "place.module", "base_ns", "new_ns", "count", "moved"), "explained_ns"
+)
 
 
 def line_of(place: Place | None) -> str | None:
@@ -266,7 +268,7 @@ def test_changes_are_sums_of_pairs(base: list[Spec], new: list[Spec], by: By) ->
         groups.setdefault(key, []).append((i, j))
     expected = []
     for members in groups.values():
-        sides = [[one[side] for one in members if one[side] is not None] for side in (0, 1)]
+        sides = [[at for one in members if (at := one[side]) is not None] for side in (0, 1)]
         times = [
             sum(float(run.total_ns[at, 0]) for at in rows) if rows else None
             for run, rows in zip((before, after), sides, strict=True)
@@ -304,25 +306,18 @@ def test_changes_are_sums_of_pairs(base: list[Spec], new: list[Spec], by: By) ->
         module = one.place.module and re.sub(r"[.]\d+", ".*", one.place.module)
         where = one.place.name, module, one.place.line, line_of(one.base_place)
         loops.setdefault((one.status, *where), []).append(one)
-    summed = []
-    for (status, name, module, *_), ones in loops.items():
+    expected_rows = [figures(one) for ones in loops.values() for one in ones if len(ones) <= 3]
+    for (state, name, pattern, *_), ones in loops.items():
         modules = {one.place.module for one in ones}
-        what = status, name, module if len(modules) > 1 else modules.pop()
         ns = [[x for one in ones if (x := one_of(one)) is not None] for one_of in (BASE, NEW)]
         sums = [sum(known) if known else None for known in ns]
-        count, moved = sum(one.count for one in ones), any(one.moved for one in ones)
-        summed.append((*what, *sums, count, moved, sum(one.explained_ns for one in ones)))
-    rows = [
-        (one.status, one.place.name, one.place.module, *figures(one)) for one in sum_loops(found)
-    ]
-    kept = [
-        (one.status, one.place.name, one.place.module, *figures(one))
-        for ones in loops.values()
-        for one in ones
-        if len(ones) <= 3
-    ]
-    many = [one for one, ones in zip(summed, loops.values(), strict=True) if len(ones) > 3]
-    assert sorted(rows, key=str) == sorted(kept + many, key=str)
+        sums += [sum(one.count for one in ones), any(one.moved for one in ones)]
+        if len(ones) > 3:
+            layers = pattern if len(modules) > 1 else modules.pop()
+            expected_rows.append(
+                (state, name, layers, *sums, sum(one.explained_ns for one in ones))
+            )
+    assert sorted(map(figures, sum_loops(found)), key=str) == sorted(expected_rows, key=str)
 
 
 @pytest.mark.slow

@@ -263,4 +263,5 @@ def test_host_timeline(dense: Dense) -> None:
         ops = [op for op in dense.ops if op.thread == own and op.start <= begin < op.end]
         outermost = [op.name for op in ops if op.parent is None] or ["(outside any operation)"]
         assert [labels.texts[name]] == outermost
-    assert (lines.max(), fetching.any()) == (-1, False)
+    assert lines.max() == -1
+    assert not fetching.any()
