@@ -211,7 +211,7 @@ def select(recording: Recording, name: str) -> Selection:
     selection = _matching_host(recording, wanted)
     if len(selection.ranges) or len(selection.calls):
         return selection
-    near = get_close_matches(wanted, sorted(_names(recording)), n=3, cutoff=0.4)
+    near = get_close_matches(wanted, sorted(_names(recording)), n=3)
     raise UsageError(
         f"nothing in the recording is named {name}",
         hint=f"similar names: {', '.join(near)}" if near else f"classes are {', '.join(CLASSES)}",

@@ -389,11 +389,9 @@ def _add_gain(document: Document, one: WhatIfResult, changes: Sequence[Change]) 
     )
     changed = gain.changed_ns / gain.steps
     if changed > 1.01 * max(gain.per_step_ns, 0):
-        document.fact(
-            "hidden",
-            f"the changed work itself takes {names.format_duration(changed)} less; the "
-            "rest is not on the critical path",
-        )
+        rest = "the rest is not" if gain.per_step_ns > 0 else "none of it is"
+        less = f"the changed work itself takes {names.format_duration(changed)} less"
+        document.fact("hidden", f"{less}; {rest} on the critical path")
     if 1 < gain.steps <= _MAX_STEPS:
         document.table(
             columns_of(

@@ -269,7 +269,7 @@ def model_use(
                 steps=steps,
                 share=_possible(float(ideal_ns[counted].sum()) / time_ns if can_tell else None),
                 known_share=known_share,
-                peak=", ".join(f"{key} {one.rate / 1e12:,g}" for key, one in used.items()),
+                peak=", ".join(f"{key} {one.rate / 1e12:,.4g}" for key, one in used.items()),
                 uncertain=any(one.uncertain for one in used.values()),
                 by_step=tuple(of_steps),
             )

@@ -152,7 +152,8 @@ function rangesIn(lane, from, to) {
 }
 
 /** Notes on host ranges, idle gaps and segments of the critical path that are left out. */
-function hostNotes(host, idle, path, look) {
+function hostNotes(report, look) {
+  const { host, idle, path } = report;
   const lines = [];
   if (path?.left_out) lines.push(note(`The ${words.count(path.left_out)} shortest segments of the critical path are not drawn.`));
   const short = (idle ?? []).filter((one) => one.left_out);
@@ -172,7 +173,8 @@ function hostNotes(host, idle, path, look) {
     [host.python_frames, "calls of Python functions, in installed packages or around everything"],
     [host.threads_left_out, "threads with the least work"],
   ].filter(([count]) => count).map(([count, what]) => `${words.count(count)} ${what}`);
-  if (left.length) lines.push(note(`Left out: ${left.join("; ")}. uprof export -o out.perfetto-trace includes them.`));
+  if (left.length) lines.push(make("p", { class: "small soft" }, `Left out: ${left.join("; ")}. `,
+    make("code", { text: `uprof export ${report.figures.path} -o out.perfetto-trace` }), " includes them."));
   return lines;
 
   function note(text) {

@@ -97,7 +97,7 @@ function timelineSection(report, announce) {
       "Drag or ", key("\u2190"), key("\u2192"), " to move, ", key("+"), key("\u2212"), " or Ctrl with the wheel to zoom, ", key("0"), " to fit; ",
       key("n"), key("p"), " next and previous, ", key("\u2191"), key("\u2193"), " lane, ", key("t"), " or a click on its name pins it at the top", ...(launches.count ? [", ", key("l"), " from a kernel to its launch and back"] : []), ". ", key("Shift"), " with a drag or ", key("\u2190"), key("\u2192"), " selects a time span and sums its tasks, ", key("Esc"), " clears the selection.",
       launches.count ? ` Arrows connect launches and kernels: all of them if at most ${MOST_ARROWS} are visible, else only those of the selected item.` : ""),
-    ...notes(), ...hostNotes(report.host, report.idle, report.path, look), perfettoLine(report, host, work, launches, labelOf, !merged && !data.lanes_left_out));
+    ...notes(), ...hostNotes(report, look), perfettoLine(report, host, work, launches, labelOf, !merged && !data.lanes_left_out));
 
   function key(text) {
     return make("kbd", { text });
