@@ -141,10 +141,7 @@ def main() -> None:
         contenders: dict[str, tuple[list[str], str | None]] = {
             "uprof report --top 20": ([*uprof, "report", str(path), "--top", "20"], None),
             "uprof report --by kernel": ([*uprof, "report", str(path), "--by", "kernel"], None),
-            "uprof report --format json": (
-                [*uprof, "report", str(path), "--format", "json"],
-                None,
-            ),
+            "uprof report --format json": ([*uprof, "report", str(path), "--format", "json"], None),
             "uprof report -o page.html": (
                 [*uprof, "report", str(path), "-o", page, "--force", "-q"],
                 None,

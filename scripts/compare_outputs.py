@@ -193,8 +193,7 @@ def outputs_of_pair(side: Side, base: Path, new: Path) -> dict[str, str]:
     places = {"BASE": str(base), "NEW": str(new)}
     folder = side.work
     return _cleaned(
-        side,
-        {" ".join(w): side.run([places.get(one, one) for one in w], folder) for w in OF_PAIRS},
+        side, {" ".join(w): side.run([places.get(one, one) for one in w], folder) for w in OF_PAIRS}
     )
 
 

@@ -195,10 +195,7 @@ class _Training:
         started = at + random.integers(1500, 2000, STEP)
         copies = np.arange(STEP) % 50 == 0
         thread = np.repeat([_MAIN, _ENGINE, _MAIN], [FORWARD, BACKWARD, OPTIMIZER])
-        rows = {
-            "name": self._kernel[kernel],
-            "globalTaskId": identity,
-        }
+        rows = {"name": self._kernel[kernel], "globalTaskId": identity}
         self.steps.append((begin, end))
         self._connection += STEP + 1
         self._task += STEP

@@ -413,11 +413,7 @@ MAPPINGS: tuple[TableMapping, ...] = (
     TableMapping(
         "UPROF_GPU_DEVICES",
         (),
-        {
-            "deviceId": "`deviceProperties.id`",
-            "name": "each other key",
-            "value": "its value",
-        },
+        {"deviceId": "`deviceProperties.id`", "name": "each other key", "value": "its value"},
     ),
 )
 

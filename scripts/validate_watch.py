@@ -149,10 +149,7 @@ def kill(folder: Path, number: int) -> bool:
     kept = len(one)  # rows begin with the end of step 0
     last = max(ends_ns)
     lost_s = (ends_ns[last] - ends_ns[min(kept, last)]) / 1e9
-    codes = [
-        command(folder, "report", "out"),
-        command(folder, "db", "check", *map(str, files)),
-    ]
+    codes = [command(folder, "report", "out"), command(folder, "db", "check", *map(str, files))]
     has_gap = one.columns["step"].tolist() != list(range(len(one)))
     state = [event.status for event in one.events if event.capture]
     print(

@@ -88,8 +88,7 @@ def skyline() -> None:
         anomalies=[("iterations_unmatched", 2, "iteration 3 has 2 operations instead of 3")],
     )
     memory_report(
-        Path("modules/memory.sqlite"),
-        modules={"weight": paths[:2], "activation": paths[:1]},
+        Path("modules/memory.sqlite"), modules={"weight": paths[:2], "activation": paths[:1]}
     )
     Path("tracked").mkdir()
     run, frames = run_with_regions(), (Frame("net.py", 12), Frame("net.py", 30))

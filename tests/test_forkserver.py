@@ -125,9 +125,7 @@ def test_commands_of_a_shell_are_forks(tmp_path: Path) -> None:
     ]
 
 
-def test_variables_that_a_library_leaves_set_do_not_prevent_forks(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_variables_a_library_leaves_do_not_prevent_forks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONHASHSEED", "7")
     monkeypatch.setenv("OTHER", "kept")
     remove_variables()

@@ -74,9 +74,7 @@ def test_closed_descriptors_are_not_reused_by_files(tmp_path: object) -> None:
     assert exist.strip() == "[True, True, True]"
 
 
-def test_a_stream_that_fails_is_replaced_only_if_it_is_stderr(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_stream_that_fails_is_replaced_if_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
     usual = io.StringIO()
     monkeypatch.setattr(sys, "stderr", usual)
     for other in (None, io.StringIO()):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -280,6 +280,12 @@ class Device:
     def step(self, number: int, start: int, end: int) -> None:
         """Add a step of the profiler."""
         self.row("STEP_TIME", id=number, startNs=start, endNs=end)
+
+    def steps(self, count: int, length: int) -> Iterator[int]:
+        """Add steps of equal length that follow each other; yield the start of each."""
+        for number in range(count):
+            self.step(number, number * length, (number + 1) * length)
+            yield number * length
 
     def chain(self, number: int, *frames: str) -> None:
         """Add a call chain, innermost frame first, such as `/home/me/train.py(12): step`."""

@@ -224,9 +224,7 @@ def outermost_ns(trace: Path) -> int:
         "critical_path__simple_add",
     ],
 )
-def test_host_times_add_up_to_the_outermost_operations(
-    shared: Path, tmp_path: Path, name: str
-) -> None:
+def test_host_times_add_up_to_the_operations(shared: Path, tmp_path: Path, name: str) -> None:
     """Kernels are removed so that times are host times."""
     trace = shared / "samples" / "kineto" / f"{name}.json.gz"
     document = json.loads(gzip.decompress(trace.read_bytes()), strict=False)

@@ -22,9 +22,7 @@ def interval_ns(event: dict[str, Any]) -> tuple[int, int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["h100_bert-small", "mi300_bert-small", "h100_vit", "mi300_vit"])
-def test_operation_has_the_time_of_the_kernels_it_launched(
-    name: str, shared: Path, tmp_path: Path
-) -> None:
+def test_operation_has_the_time_of_its_kernels(name: str, shared: Path, tmp_path: Path) -> None:
     trace = shared / "samples" / "kineto" / f"{name}.json.gz"
     with gzip.open(trace) as file:
         events = [one for one in json.load(file)["traceEvents"] if one.get("ph") == "X"]

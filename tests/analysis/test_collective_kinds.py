@@ -56,7 +56,5 @@ def test_bus_factor_is_that_of_a_ring() -> None:
         ("void at::native::reduce_kernel<512, 1>(at::native::ReduceOp<float>)", False),
     ],
 )
-def test_communication_kernels_of_libraries_and_servers_are_recognized(
-    kernel: str, expected: bool
-) -> None:
+def test_communication_kernels_of_libraries_are_known(kernel: str, expected: bool) -> None:
     assert is_communication(kernel) == expected

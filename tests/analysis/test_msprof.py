@@ -198,9 +198,7 @@ def test_task_belongs_to_the_step_that_launched_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("revision", ["1.0.0_20240516", "1.1.1_20250620", "latest"])
-def test_operator_types_are_the_operations_if_framework_tables_are_missing(
-    tmp_path: Path, revision: str
-) -> None:
+def test_operator_types_replace_missing_operations(tmp_path: Path, revision: str) -> None:
     with Device(tmp_path / "msprof_1.db", revision) as device:
         device.task(0, 10, kernel=("a", "MatMul"))
         device.task(10, 30, kernel=("b", "MatMul"), device=1)

@@ -64,9 +64,7 @@ def test_sorted_key_is_found_at_its_first_row(keys: list[int], wanted: list[int]
 
 @pytest.mark.parametrize("offset", [0, 1 << 40])
 @given(keys=some, wanted=some)
-def test_key_in_any_order_is_found_at_its_first_row(
-    offset: int, keys: list[int], wanted: list[int]
-) -> None:
+def test_key_is_found_at_its_first_row(offset: int, keys: list[int], wanted: list[int]) -> None:
     keys = [one + offset for one in keys]
     wanted = [one + offset for one in wanted]
     expected = [keys.index(one) if one in keys else NOWHERE for one in wanted]
@@ -75,9 +73,7 @@ def test_key_in_any_order_is_found_at_its_first_row(
 
 
 @given(st.lists(st.tuples(st.integers(-2, 3), st.integers(-2, 3)), min_size=1, max_size=30), some)
-def test_groups_of_rows_equal_those_of_a_loop(
-    rows: list[tuple[int, int]], sizes: list[int]
-) -> None:
+def test_groups_of_rows_are_those_of_a_loop(rows: list[tuple[int, int]], sizes: list[int]) -> None:
     keys, values = np.array(rows, np.int64).reshape(-1, 2).T
     firsts = [index for index, row in enumerate(rows) if index == 0 or row != rows[index - 1]]
     runs = Runs(keys, values)
@@ -179,9 +175,7 @@ def test_order_of_keys_that_differ_in_two_bit_ranges_equals_argsort(low: int, hi
     ("differing", "most_places"),
     [((0, 20, 60), 42), ((0, 40, 50), 52), ((5,), 63), ((0, 1), 62), ((0, 1, 62), 61)],
 )
-def test_keys_are_packed_with_positions_without_their_longest_run_of_equal_bits(
-    differing: tuple[int, ...], most_places: int
-) -> None:
+def test_keys_are_packed_with_positions(differing: tuple[int, ...], most_places: int) -> None:
     keys = np.zeros(1, np.int64)
     for bit in differing:
         keys = np.append(keys | 1 << bit, keys)
@@ -210,9 +204,7 @@ class SmallPool(Pool):
 
 @pytest.mark.parametrize("kind", [Pool, SmallPool])
 @given(batches=st.lists(st.lists(POOL_VALUES, max_size=30), max_size=6))
-def test_new_values_of_a_batch_are_indexed_in_ascending_order(
-    kind: type[Pool], batches: list[list[int]]
-) -> None:
+def test_new_values_are_indexed_in_order(kind: type[Pool], batches: list[list[int]]) -> None:
     pool = kind()
     expected: dict[int, int] = {}
     for batch in batches:

@@ -186,9 +186,7 @@ def test_parent_of_many_siblings_is_found_quickly() -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(interval, max_size=40))
-def test_parents_and_containing_ranges_differ_only_if_ranges_cross(
-    ranges: list[tuple[int, int, int]],
-) -> None:
+def test_parents_and_containers_differ_only_on_crossing(ranges: list[tuple[int, int, int]]) -> None:
     table = np.array(ranges, dtype=np.int64).reshape(-1, 3)
     thread, start, end = table[:, 0], table[:, 1], table[:, 1] + table[:, 2]
     order = intervals.call_order(thread, start, end)

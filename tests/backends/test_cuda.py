@@ -26,9 +26,7 @@ class TestCudaBackend(BackendContract):
         return path
 
 
-def test_build_without_cuda_is_distinguished_from_a_machine_without_a_device(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_build_without_cuda_is_not_a_missing_device(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)  # Other tests initialize it.

@@ -35,9 +35,7 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return stand_in
 
 
-def test_driver_clocks_and_throttling_are_recorded(
-    nvml: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_driver_clocks_are_recorded(nvml: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
     monkeypatch.setattr(torch.cuda, "_parse_visible_devices", lambda: [1, 0])
@@ -51,9 +49,7 @@ def test_driver_clocks_and_throttling_are_recorded(
     assert "mig 0" not in facts, "not supported by this device"
 
 
-def test_no_driver_facts_without_library_or_driver(
-    nvml: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_facts_without_a_driver(nvml: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> None:
         raise RuntimeError("NVML Shared Library Not Found")
 

@@ -89,9 +89,7 @@ def test_toolkit_without_a_chip_is_doubtful() -> None:
     assert "no NPU is visible" in str(NpuBackend().doubt())
 
 
-def test_successful_run_returns_the_recording_and_its_exporter(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_success_returns_the_recording(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     capture = run(tmp_path, INIT + "print('output of the workload')")
     assert (capture.exit_code, capture.failure) == (0, None)
     (recording,) = capture.recordings
@@ -115,9 +113,7 @@ def test_workload_output_is_relayed_if_msprof_closes_descriptors(
     assert "output of the workload\n" in capfd.readouterr().err
 
 
-def test_failing_workload_gives_its_exit_code_although_msprof_exits_0(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_failure_gives_its_exit_code(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     capture = run(tmp_path, INIT + "raise ValueError('injected')")
     assert capture.exit_code == 1
     assert capture.failure == "the workload exited with code 1"
@@ -170,9 +166,7 @@ def test_exit_code_is_read_from_msprofs_messages_if_unobserved(
 
 
 @pytest.mark.parametrize(("killed", "code"), [(False, 3), (True, 137)])
-def test_exit_code_is_that_of_a_process_not_yet_waited_for(
-    killed: bool, code: int, tmp_path: Path
-) -> None:
+def test_exit_code_is_that_of_an_ended_process(killed: bool, code: int, tmp_path: Path) -> None:
     if not (workload := os.fork()):
         if killed:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -245,9 +239,7 @@ def test_exit_code_of_a_workload_that_a_signal_ends(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_workload_is_awaited_while_it_handles_a_signal(
-    number: signal.Signals, tmp_path: Path
-) -> None:
+def test_workload_is_awaited_during_a_signal(number: signal.Signals, tmp_path: Path) -> None:
     # msprof itself does not survive SIGTERM, and ends the workload soon after SIGINT.
     source = f"""{INIT}
 import pathlib, signal, sys, time
@@ -388,9 +380,7 @@ assert os.environ["UPROF_DEVICE"] == "npu"
 @pytest.mark.parametrize(
     "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
 )
-def test_signals_reach_the_workload_and_its_recording_is_kept(
-    number: signal.Signals, tmp_path: Path
-) -> None:
+def test_signals_reach_the_workload_and_all_is_kept(number: signal.Signals, tmp_path: Path) -> None:
     ready = tmp_path / "ready"
     spec = spec_of(
         tmp_path, f"{INIT}import time\nopen({str(ready)!r}, 'w').close()\ntime.sleep(60)\n"
@@ -431,9 +421,7 @@ def test_options_are_checked_before_the_run(
 
 
 @pytest.mark.slow
-def test_workload_starts_in_the_current_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workload_starts_in_this_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = spec_of(tmp_path, INIT + "open('here', 'w').close()")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("STAND_IN_MSPROF", "changes_folder")

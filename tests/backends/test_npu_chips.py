@@ -56,9 +56,7 @@ def test_every_preset_is_accepted_by_every_chip(preset: str, platform: int) -> N
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
-def test_unknown_chip_drops_refused_options_until_the_preset_is_accepted(
-    platform: int,
-) -> None:
+def test_unknown_chip_drops_refused_options_until_the_preset_is_accepted(platform: int) -> None:
     for preset in PRESETS:
         offer = Offer()
         for _ in OPTIONS:
@@ -97,9 +95,7 @@ def test_chip_table_and_msprof_agree_on_every_option(platform: int) -> None:
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
-def test_unsupported_options_are_refused_before_the_run(
-    platform: int,
-) -> None:
+def test_unsupported_options_are_refused_before_the_run(platform: int) -> None:
     for option in OPTIONS:
         for offer in (by_table(platform), by_help(platform)):
             if offer.takes(option.flag):

@@ -121,9 +121,7 @@ def test_non_utf8_names_are_escaped(tmp_path: Path, spec: RunSpec) -> None:
 
 
 @pytest.mark.slow
-def test_reports_are_written_while_the_program_runs(
-    tmp_path: Path, spec: RunSpec, modules: Path
-) -> None:
+def test_reports_are_written_during_the_run(tmp_path: Path, spec: RunSpec, modules: Path) -> None:
     (modules / "sitecustomize.py").write_text(CPU_FOR_NPU)
     captures: list[Capture] = []
 
@@ -144,9 +142,7 @@ def test_reports_are_written_while_the_program_runs(
 
 
 @pytest.mark.slow
-def test_workload_killed_during_the_measurement_keeps_complete_iterations(
-    tmp_path: Path, spec: RunSpec, modules: Path
-) -> None:
+def test_killed_workload_keeps_iterations(tmp_path: Path, spec: RunSpec, modules: Path) -> None:
     (modules / "sitecustomize.py").write_text(CPU_FOR_NPU)
     spec = replace(
         spec, iterations=5000, on_partial=lambda _: (tmp_path / "saved").touch(), warmup=0
@@ -188,9 +184,7 @@ def test_recover_writes_reports_after_everything_was_killed(place: Path, modules
 
 
 @pytest.mark.slow
-def test_timeline_and_operations_are_measured_together(
-    tmp_path: Path, spec: RunSpec, modules: Path
-) -> None:
+def test_timeline_and_operations_together(tmp_path: Path, spec: RunSpec, modules: Path) -> None:
     (modules / "sitecustomize.py").write_text(CPU_FOR_NPU)
     Path(spec.target).write_text(TRAINING + "train(30)\n")
     capture = NpuBackend().run(replace(spec, reports=(RUN_TIME, TIMELINE)))
@@ -200,9 +194,7 @@ def test_timeline_and_operations_are_measured_together(
 
 
 @pytest.mark.slow
-def test_reports_exist_before_the_program_ends_and_get_its_exit_code(
-    place: Path, modules: Path
-) -> None:
+def test_reports_exist_before_the_end_and_get_the_exit_code(place: Path, modules: Path) -> None:
     (modules / "sitecustomize.py").write_text(CPU_FOR_NPU)
     end = "train(40)\nwait_for('out/run_time.sqlite')\nwait_for('out/memory.sqlite')\n"
     end += "print('there' if Path('out/memory.sqlite').exists() else 'not there')\n"

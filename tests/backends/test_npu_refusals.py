@@ -134,9 +134,7 @@ def test_explicit_chip_is_used_without_reading_help(
     assert not log.exists()
 
 
-def test_npu_smi_identifies_the_chip_without_help(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_npu_smi_identifies_the_chip_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cann, "chip", lambda: "Ascend 310P3")
     monkeypatch.setattr(cann, "msprof_help", lambda: None)
     spec = spec_of(tmp_path, "", options={"preset": "full"})

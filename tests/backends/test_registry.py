@@ -90,9 +90,7 @@ def test_auto_selects_the_first_available_backend(
     assert registry.choose().name == chosen
 
 
-def test_auto_skips_a_doubtful_backend_that_can_be_requested(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_auto_skips_a_doubtful_backend_unless_requested(monkeypatch: pytest.MonkeyPatch) -> None:
     npu = FakeBackend("npu", None, doubt="no device file")
     cuda, cpu = FakeBackend("cuda", "no card"), FakeBackend("cpu", None)
     replace_backends(monkeypatch, npu=npu, cuda=cuda, cpu=cpu)
@@ -100,9 +98,7 @@ def test_auto_skips_a_doubtful_backend_that_can_be_requested(
     assert registry.load("npu").name == "npu"
 
 
-def test_error_lists_the_reason_of_every_unavailable_backend(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_error_lists_why_every_backend_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     reasons = {"npu": "no chip", "cuda": "no card", "cpu": "no torch"}
     backends = {name: FakeBackend(name, reason) for name, reason in reasons.items()}
     replace_backends(monkeypatch, **backends)

@@ -30,9 +30,7 @@ def run(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
     return capsys.readouterr().out
 
 
-def test_text_output_lists_cost_and_advice_of_each_finding(
-    slow_host: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_text_has_cost_and_advice(slow_host: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = run(capsys, str(slow_host))
     assert "1. host_bound: 3.96 ms of the recorded time, certain" in text
     assert "a step" not in text
@@ -43,9 +41,7 @@ def test_text_output_lists_cost_and_advice_of_each_finding(
     assert skipped.endswith("more reasons (--json)")
 
 
-def test_skipped_rules_with_the_same_missing_data_are_abbreviated(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_equal_reasons_are_abbreviated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with FaultyRun(tmp_path / "msprof_1.db") as recording:
         recording.call(0, 100, "aten::add")
     lines = run(capsys, str(tmp_path / "msprof_1.db")).splitlines()
@@ -56,9 +52,7 @@ def test_skipped_rules_with_the_same_missing_data_are_abbreviated(
     assert len(first) < 160
 
 
-def test_json_extends_the_format_of_cluster_findings(
-    slow_host: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_json_extends_that_of_clusters(slow_host: Path, capsys: pytest.CaptureFixture[str]) -> None:
     document = json.loads(run(capsys, str(slow_host), "--json"))
     assert (document["format"], document["version"]) == ("uprof-advice", 1)
     (report,) = document["reports"]
@@ -79,18 +73,14 @@ def test_markdown_escapes_names(
     assert "| evidence |" in text
 
 
-def test_directory_is_analyzed_report_by_report(
-    slow_host: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_directory_is_taken_by_report(slow_host: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with FaultyRun(slow_host.parent / "msprof_2.db") as recording:
         recording.kernel(0, 1000)
     document = json.loads(run(capsys, str(slow_host.parent), "--format", "json"))
     assert [len(one["findings"]) for one in document["reports"]] == [1, 0]
 
 
-def test_damaged_report_in_a_directory_is_reported(
-    slow_host: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_damaged_report_is_reported(slow_host: Path, capsys: pytest.CaptureFixture[str]) -> None:
     damaged = slow_host.parent / "msprof_2.db"
     damaged.write_bytes(slow_host.read_bytes()[:5000])
     document = json.loads(run(capsys, str(slow_host.parent), "--json", code=7))
@@ -115,9 +105,7 @@ def test_advise_function_returns_findings(slow_host: Path) -> None:
     assert advice.findings[0].sure == "certain"
 
 
-def test_run_findings_precede_findings_of_single_ranks(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_findings_of_the_run_are_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = databases(tmp_path / "ranks", slow_2=1.4)
     document = json.loads(run(capsys, str(folder), "--json"))
     slow = next(one for one in document["run"] if one["kind"] == "slow_rank")
@@ -128,9 +116,7 @@ def test_run_findings_precede_findings_of_single_ranks(
     assert len(one["reports"]) == 1
 
 
-def test_built_run_is_analyzed_without_its_recordings(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_built_run_needs_no_recordings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = summaries.write_summary(tmp_path / "run.cluster", summaries.Contents(slow={3: 1.5}))
     text = run(capsys, str(path))
     assert text.startswith("Findings of the multi-rank run")

@@ -81,9 +81,7 @@ def test_self_contained_page_escapes_names(store: Path, capsys: pytest.CaptureFi
     capsys.readouterr()
 
 
-def test_unknown_baseline_metric_or_format_is_a_usage_error(
-    store: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unknown_metric_is_a_usage_error(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert uprof("baseline", "history", "other") == 2
     assert "has no baseline 'other'" in capsys.readouterr().err
     assert uprof("baseline", "history", "main", "--metric", "speed") == 2

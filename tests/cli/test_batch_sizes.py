@@ -91,9 +91,7 @@ def test_script_runs_once_for_each_size(place: Path, capfd: pytest.CaptureFixtur
 
 
 @pytest.mark.slow
-def test_failing_size_ends_the_series_and_is_reported(
-    place: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_failing_size_ends_the_series(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
     failing = "assert batch_size < 4; return (torch.ones(batch_size, 4),)"
     Path("net.py").write_text(providers(inputs=failing))
     words = "run --backend cpu -o out --iterations 2 --batch-sizes 2,4,8 net.py"
@@ -104,9 +102,7 @@ def test_failing_size_ends_the_series_and_is_reported(
     assert not Path("out/batch-8").exists()
 
 
-def test_script_without_providers_has_no_batch_sizes(
-    place: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_script_alone_has_no_batch_sizes(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
     Path("train.py").write_text("import torch\ntorch.ones(3).sum()\n")
     with pytest.raises(SystemExit) as ended:
         main("run --backend cpu -o out --batch-sizes 2,4 train.py".split())

@@ -107,9 +107,7 @@ def test_closed_stdout_does_not_affect_output_files(place: Path) -> None:
         ("mkdir gone; cd gone; rmdir ../gone; uprof baseline show", 2, "current directory"),
     ],
 )
-def test_usage_error_is_one_line_with_an_optional_hint(
-    place: Path, line: str, code: int, words: str
-) -> None:
+def test_usage_error_is_one_line_and_a_hint(place: Path, line: str, code: int, words: str) -> None:
     found = shell(line, place)
     assert found.returncode == code
     assert found.stdout == ""
@@ -318,9 +316,7 @@ TRAIN = (
         ("prints", "2>/dev/full"),
     ],
 )
-def test_workload_is_profiled_for_any_state_of_its_streams(
-    place: Path, workload: str, streams: str
-) -> None:
+def test_workload_is_profiled_for_any_streams(place: Path, workload: str, streams: str) -> None:
     (place / "train.py").write_text(TRAIN + WORKLOADS[workload])
     line = f"uprof run --backend cpu --scope project -o out train.py {streams}"
     found = shell(line, place)
@@ -353,9 +349,7 @@ def test_unparsable_option_value_has_an_error_message_of_uprof(
     assert len(done.stderr.splitlines()) == 2
 
 
-def test_non_boolean_environment_variable_of_a_flag_is_a_usage_error(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_non_boolean_variable_is_an_error(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UPROF_REPORT_FORCE", "maybe")
     done = uprof("report", place / "empty.db")
     assert done.returncode == 2

@@ -154,9 +154,7 @@ PLANTED: dict[str, tuple[Sequence[str], dict[str, str | None], str]] = {
 
 
 @pytest.mark.parametrize("name", PLANTED)
-def test_planted_differences_are_found_and_judged(
-    recording: Path, database: Path, name: str
-) -> None:
+def test_planted_differences_are_all_found(recording: Path, database: Path, name: str) -> None:
     statements, expected, reason = PLANTED[name]
     change(database, *statements)
     code, document = check(recording, "--against", database)
@@ -167,9 +165,7 @@ def test_planted_differences_are_found_and_judged(
     assert any(reason in text for text in reasons) or not reason
 
 
-def test_damaged_recording_supports_the_database(
-    recording: Path, database: Path, tmp_path: Path
-) -> None:
+def test_damaged_recording_is_supporting(recording: Path, database: Path, tmp_path: Path) -> None:
     damaged = tmp_path / recording.name
     shutil.copytree(recording, damaged)
     for file in (damaged / "host/data").glob("*api_event*"):
@@ -179,9 +175,7 @@ def test_damaged_recording_supports_the_database(
     assert differing(document)["TASK"] == "database"
 
 
-def test_directory_of_recordings_and_other_reports_are_refused(
-    recording: Path, tmp_path: Path
-) -> None:
+def test_directory_of_recordings_is_refused(recording: Path, tmp_path: Path) -> None:
     run_time_report(tmp_path / "x.sqlite")
     for name in ("a", "b"):
         shutil.copytree(recording, tmp_path / "several" / name / recording.name)
@@ -194,9 +188,7 @@ def test_directory_of_recordings_and_other_reports_are_refused(
         assert text in str(result.exception)
 
 
-def test_directory_of_one_recording_is_checked_and_an_empty_one_refused(
-    recording: Path, tmp_path: Path
-) -> None:
+def test_directory_of_one_recording_is_checked(recording: Path, tmp_path: Path) -> None:
     shutil.copytree(recording, tmp_path / "one" / recording.name)
     (code, document), (_, alone) = check(tmp_path / "one"), check(recording)
     assert (code, document["coverage"]) == (0, alone["coverage"])

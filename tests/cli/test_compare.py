@@ -258,9 +258,7 @@ def test_thresholds_determine_the_verdict(
         ("--store x", "--store"),
     ],
 )
-def test_invalid_options_are_usage_errors(
-    base: Path, same: Path, options: str, message: str
-) -> None:
+def test_invalid_options_are_refused(base: Path, same: Path, options: str, message: str) -> None:
     found = error(uprof("gate", base, same, *options.split()))
     assert found.exit_code == 2
     assert message in f"{found} ({found.hint}) {found.slug}"
@@ -282,9 +280,7 @@ def test_verdict_is_appended_to_the_job_summary(
     assert "pass" in summary.read_text()
 
 
-def test_existing_output_file_is_not_replaced_without_force(
-    base: Path, same: Path, tmp_path: Path
-) -> None:
+def test_existing_output_is_kept_without_force(base: Path, same: Path, tmp_path: Path) -> None:
     out = tmp_path / "gate.xml"
     out.write_text("other")
     result = uprof("gate", base, same, "--format", "junit", "-o", out)

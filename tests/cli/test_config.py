@@ -71,9 +71,7 @@ def test_precedence_is_option_then_variable_then_file_then_default(
         ("[tool]\nuprof = 3\n#tool.uprof", "not a table"),
     ],
 )
-def test_invalid_setting_is_refused_and_names_the_file(
-    project: Path, text: str, message: str
-) -> None:
+def test_invalid_setting_is_refused_with_the_file(project: Path, text: str, message: str) -> None:
     project.write_text(text)
     with pytest.raises(UsageError, match=message) as caught:
         run("gate")
@@ -118,9 +116,7 @@ def test_malformed_file_is_refused_with_a_message(project: Path, text: str, mess
         run("gate")
 
 
-def test_unreadable_file_is_refused_with_a_message(
-    project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreadable_file_is_refused(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: Path) -> bytes:
         raise PermissionError(13, "Permission denied")
 

@@ -112,9 +112,7 @@ def test_upgrade_replaces_the_file_and_keeps_the_original(uprof: Uprof, old: Pat
     assert uprof("upgrade", old, "--to", "1.0.0_20240516").code == 8
 
 
-def test_upgrade_continues_after_a_failure_and_names_the_failed_file(
-    uprof: Uprof, old: Path, other: Path, tmp_path: Path
-) -> None:
+def test_upgrade_continues_on_failure(uprof: Uprof, old: Path, other: Path, tmp_path: Path) -> None:
     folder = tmp_path / "new"
     folder.mkdir()
     result = uprof("upgrade", other, old, "-o", folder, "--json")

@@ -39,9 +39,7 @@ def test_text_output_shows_the_same_as_a_table(
     assert f"uprof        {__version__}" in out
 
 
-def test_toolkit_is_found_by_its_environment_variable(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_toolkit_is_found_by_its_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = tmp_path / "toolkit"
     msprof = home / "tools" / "profiler" / "bin" / "msprof"
     msprof.parent.mkdir(parents=True)

@@ -94,9 +94,7 @@ def test_nsight_recordings_are_recognized(command: tuple[str, ...], tmp_path: Pa
     assert f"nsys export --type sqlite -o {tmp_path / 'run.sqlite'} {raw}" in printed
 
 
-def test_damaged_report_gets_no_hint_for_another_kind(
-    command: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_damaged_report_gets_no_other_hint(command: tuple[str, ...], tmp_path: Path) -> None:
     path = run_time_report(tmp_path / "run_time.sqlite")
     path.write_bytes(path.read_bytes()[:3000])
     done = uprof(*with_path(command, path))

@@ -104,9 +104,7 @@ def test_project_is_the_working_directory_or_that_of_the_script(place: Path) -> 
     assert Recording.specs[0].project_root == place.parent
 
 
-def test_messages_go_to_stderr_and_stdout_belongs_to_the_workload(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_messages_go_to_stderr_stdout_is_the_workloads(capfd: pytest.CaptureFixture[str]) -> None:
     assert uprof("--backend", "toy", "-o", "out", "work.py") == 0
     out, err = capfd.readouterr()
     assert out == "said by the workload\n"
@@ -224,9 +222,7 @@ def test_sigterm_ends_workload_like_an_exit(monkeypatch: pytest.MonkeyPatch, pla
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
-def test_dry_run_prints_the_command_and_does_nothing(
-    place: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_dry_run_only_prints_the_command(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
     before = sorted(place.iterdir())
     options = ("--preset=minimal", "--aic-metrics", "Memory", "--msprof-arg=--dvpp=on")
     assert uprof("--backend", "npu", "--dry-run", "-o", "out", *options, "work.py", "-x") == 0

@@ -136,9 +136,7 @@ def test_nan_loss_does_not_stop_profiling(place: Path) -> None:
     assert (place / "out" / "run_time.sqlite").exists()
 
 
-def test_failure_after_some_iterations_leaves_reports_marked_as_partial(
-    place: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_failure_leaves_partial_reports(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
     failing = "model(*inputs).sum().backward(); COUNT.append(1); assert len(COUNT) < 4"
     (place / "model.py").write_text("COUNT = []\n" + providers(iteration=failing))
     assert uprof("--warmup", "1", "--iterations", "5", "--report", "run-time", "model.py") == 1
@@ -147,9 +145,7 @@ def test_failure_after_some_iterations_leaves_reports_marked_as_partial(
     assert "AssertionError" in capfd.readouterr().err
 
 
-def test_workload_that_changes_directory_and_streams_is_reported(
-    place: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_changed_directory_is_reported(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
     changing = "import os, sys\nos.chdir('/')\nsys.stdout = sys.stderr = None\n"
     (place / "model.py").write_text(changing + providers())
     assert uprof("model.py") == 0
@@ -197,9 +193,7 @@ for i in range(10_000):
     ("number", "code"),
     [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, -signal.SIGTERM, marks=pytest.mark.slow)],
 )
-def test_interrupted_run_keeps_its_complete_iterations(
-    number: signal.Signals, code: int, place: Path
-) -> None:
+def test_interruption_keeps_iterations(number: signal.Signals, code: int, place: Path) -> None:
     (place / "train.py").write_text(SLOW_TRAINING)
     command = [sys.executable, "-m", "unified_prof", "run", "--backend", "cpu", "-o", "out"]
     options = ["--warmup", "1", "--iterations", "10000", "--scope", "project", "--json"]

@@ -95,9 +95,7 @@ def test_recording_with_unknown_files_is_exported_by_msprof(place: Path) -> None
 
 
 @pytest.mark.slow
-def test_uprof_builds_the_database_if_the_export_of_msprof_fails(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_uprof_builds_what_msprof_does_not(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STAND_IN_MSPROF", "export_crashes")
     done = uprof(place, UNKNOWN_FILE)
     assert done.returncode == 0, done.stderr
@@ -108,9 +106,7 @@ def test_uprof_builds_the_database_if_the_export_of_msprof_fails(
 
 
 @pytest.mark.slow
-def test_option_unsupported_by_the_chip_is_a_usage_error(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_option_the_chip_lacks_is_an_error(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STAND_IN_PLATFORM", "4")
     done = uprof(place, "open('started', 'w')", "--sys-io-profiling", "on")
     assert done.returncode == 2
@@ -168,9 +164,7 @@ def test_database_of_a_run_whose_msprof_was_killed_has_the_failure(place: Path) 
 
 
 @pytest.mark.slow
-def test_failing_export_of_msprof_is_ignored_if_uprof_builds_the_database(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failing_export_is_harmless_if_built(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STAND_IN_MSPROF", "export_fails")
     done = uprof(place, INIT)
     assert done.returncode == 0, done.stderr
@@ -178,9 +172,7 @@ def test_failing_export_of_msprof_is_ignored_if_uprof_builds_the_database(
 
 
 @pytest.mark.slow
-def test_failing_export_of_msprof_is_reported_with_the_native_exporter(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failing_export_is_reported_if_native(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STAND_IN_MSPROF", "export_fails")
     done = uprof(place, INIT, "--exporter", "native")
     assert done.returncode == 5

@@ -150,9 +150,7 @@ stand_in_acl.init(index=1 + int(os.environ["RANK"]))
 
 
 @pytest.mark.slow
-def test_msprof_exports_if_no_no_op_program_is_found(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_msprof_exports_without_no_op_program(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda _: None)
     monkeypatch.setattr(os, "access", lambda *_: False)
     command = npu.command_line(Path("msprof"), ["--l2=on"], place, ["bash"], Offer())

@@ -25,9 +25,7 @@ HEAVY = ("pyarrow", "sqlalchemy", "torch")
 @pytest.mark.parametrize(
     "command", [("report", "run"), pytest.param(("gate", "run", "run"), marks=pytest.mark.slow)]
 )
-def test_operation_reports_do_not_import_timeline_modules(
-    command: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_operation_reports_import_no_timeline(command: tuple[str, ...], tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     run_time_report(tmp_path / "run" / "run_time.sqlite", [("linear", 1.5, 3.0, [("m.py", 1)])])
     memory_report(tmp_path / "run" / "memory.sqlite")
@@ -109,9 +107,7 @@ def test_disabled_garbage_collection_stays_disabled() -> None:
 
 
 @pytest.mark.parametrize("wish", [None, "4"])
-def test_blas_uses_one_thread_unless_the_user_sets_a_number(
-    wish: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_blas_uses_one_thread_by_default(wish: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     name = "OPENBLAS_NUM_THREADS"
     monkeypatch.delenv(name, raising=False)
     if wish is not None:

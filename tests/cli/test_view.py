@@ -294,9 +294,7 @@ def test_server_exits_after_the_idle_time(serving: Any, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @browser.needed
-def test_browser_sends_the_trace_only_to_perfetto(
-    serving: Any, tmp_path: Path, window: Browser
-) -> None:
+def test_browser_sends_a_trace_on_request(serving: Any, tmp_path: Path, window: Browser) -> None:
     with Device(tmp_path / "msprof_1.db") as device:
         device.task(0, 150, kernel=("gemm</script>", "mm"))
     _, address = serving(str(tmp_path / "msprof_1.db"), "--perfetto")
@@ -335,9 +333,7 @@ def test_browser_sends_the_trace_only_to_perfetto(
 
 @pytest.mark.slow
 @browser.needed
-def test_browser_shows_the_page_without_errors(
-    serving: Any, tmp_path: Path, window: Browser
-) -> None:
+def test_browser_shows_the_page_as_it_is(serving: Any, tmp_path: Path, window: Browser) -> None:
     _, address = serving(str(training_step(tmp_path / "msprof_1.db")))
     window.go(address)
     assert window.run("return document.querySelectorAll('section.card').length") >= 4

@@ -48,9 +48,7 @@ def test_text_output_shows_the_time_saved_per_step(
     assert rows[0] == ["0", "1.02", "ms", "520", "µs", "500", "µs", "49.0", "%"]
 
 
-def test_overlapped_savings_are_reported_as_hidden(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_overlapped_savings_are_hidden(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     program: list[Action] = [*[Launch("mm_1", 10 * US, before_ns=50 * US)] * 10, EndStep()]
     path = machine.write(machine.run(program), tmp_path / "a.db")
     text = run(capsys, str(path), "--without", "mm_1")
@@ -73,9 +71,7 @@ def test_most_expensive_items_are_tried_if_no_change_is_given(
     assert "2x faster" in run(capsys, str(two_steps))
 
 
-def test_range_that_launches_and_waits_has_the_gain_of_its_host_work(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_range_gains_its_host_work_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     launches: list[Action] = [Launch("mm_1", 10 * US, before_ns=50 * US)] * 20
     program = [*launches, Synchronize(operation="aten::op"), EndStep()]
     path = machine.write(machine.run(program), tmp_path / "msprof_1.db")
@@ -95,9 +91,7 @@ def test_savings_are_per_recording_if_there_are_no_steps(
     assert "a step" not in tried + requested
 
 
-def test_json_contains_every_step_and_the_limitations(
-    two_steps: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_json_has_steps_and_limits(two_steps: Path, capsys: pytest.CaptureFixture[str]) -> None:
     document = json.loads(run(capsys, str(two_steps), "--json", "--without", "mm_1"))
     assert document["changes"] == [{"name": "mm_1", "factor": None}]
     (report,) = document["reports"]
@@ -115,9 +109,7 @@ def test_format_follows_the_output_extension(
     assert document["changes"] == [{"name": "kernel", "factor": 1.5}]
 
 
-def test_unknown_name_is_refused_with_similar_names(
-    two_steps: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_similar_names_are_suggested(two_steps: Path, capsys: pytest.CaptureFixture[str]) -> None:
     message = run(capsys, str(two_steps), "--faster", "mm_2=2", code=2)
     assert "nothing in the recording is named mm_2" in message
     assert "similar names: mm_1" in message
@@ -131,9 +123,7 @@ def test_change_without_effect_is_refused(
     assert "expected NAME=K with K above 0, for example aten::mm=2" in message
 
 
-def test_report_without_a_timeline_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_report_needs_a_timeline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = builders.run_time_report(tmp_path / "run_time.sqlite")
     assert f"no timeline in {path}: dependencies" in run(capsys, str(path), code=2)
     other = builders.memory_report(tmp_path / "memory.sqlite")
@@ -178,9 +168,7 @@ def test_kernels_on_another_device_keep_the_time_that_the_roofline_does_not_expl
     assert device["least_ns"] <= answer["after_ns"] <= device["most_ns"]
 
 
-def test_estimate_for_another_device_follows_the_critical_path(
-    two_steps: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_another_device_has_a_path(two_steps: Path, capsys: pytest.CaptureFixture[str]) -> None:
     execute(two_steps, "INSERT INTO NPU_INFO (id, name) VALUES (0, 'NVIDIA H100 80GB HBM3')")
     text = run(capsys, str(two_steps), "--device", "H100 80GB HBM3")
     assert "kernels ran on H100 80GB HBM3 instead of H100 80GB HBM3" in text
@@ -188,9 +176,7 @@ def test_estimate_for_another_device_follows_the_critical_path(
     assert "then          2.02 ms per step instead of 2.02 ms (1.27 ms to 3.22 ms" in text
 
 
-def test_unknown_devices_are_refused_with_similar_names(
-    two_steps: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unknown_devices_are_refused(two_steps: Path, capsys: pytest.CaptureFixture[str]) -> None:
     error = run(capsys, str(two_steps), "--device", "h100", code=2)
     assert "--device h100: no peaks known" in error
     assert "H100 80GB HBM3" in error
@@ -199,9 +185,7 @@ def test_unknown_devices_are_refused_with_similar_names(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["bert-small", "vit"])
-def test_kernel_time_of_the_same_model_on_another_device_is_within_the_interval(
-    shared: Path, tmp_path: Path, model: str
-) -> None:
+def test_kernel_time_elsewhere_is_in_its_interval(shared: Path, tmp_path: Path, model: str) -> None:
     """Two models of TraceLens on H100 and MI300X, in both directions."""
     names = {"h100": "H100 80GB HBM3", "mi300": "MI300X"}
     times: dict[str, dict[str, float]] = {}

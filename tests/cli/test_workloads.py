@@ -29,9 +29,7 @@ def reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return options
 
 
-def test_gate_judges_each_workload_and_the_total(
-    reports: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_gate_judges_each_and_total(reports: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert uprof("gate", *reports) == 1
     out = capsys.readouterr().out
     assert out.startswith("uprof gate: regression\n")
@@ -44,9 +42,7 @@ def test_gate_judges_each_workload_and_the_total(
     assert "+15.3 %" in out
 
 
-def test_verdicts_are_written_in_every_format(
-    reports: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_format_has_verdicts(reports: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert uprof("gate", *reports, "--json") == 1
     found = json.loads(capsys.readouterr().out)
     assert found["outcome"] == "regression"
@@ -64,9 +60,7 @@ def test_verdicts_are_written_in_every_format(
     assert "| mlp | total | regression |" in text
 
 
-def test_diff_shows_the_geometric_mean_and_each_workload(
-    reports: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_diff_shows_the_mean_of_all(reports: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert uprof("diff", *reports) == 0
     out = capsys.readouterr().out
     assert out.startswith("geometric mean of mlp, cnn\ntotal ")

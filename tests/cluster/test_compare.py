@@ -38,9 +38,7 @@ def test_runs_of_different_size_are_compared_by_role(tmp_path: Path) -> None:
     ]
 
 
-def test_kernels_are_compared_over_all_stages_if_the_number_of_stages_differs(
-    tmp_path: Path,
-) -> None:
+def test_kernels_are_compared_over_all_stages_if_stages_differ(tmp_path: Path) -> None:
     base, new = (
         write_summary(tmp_path / "base", Contents(pp=2)),
         write_summary(tmp_path / "new", Contents(pp=4)),

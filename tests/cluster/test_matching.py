@@ -97,9 +97,7 @@ def test_sequences_without_steps_are_shifted_until_their_sizes_agree() -> None:
 
 @pytest.mark.parametrize("rank", [0, 5, 13])
 @pytest.mark.parametrize("first", [1, 7])
-def test_recording_that_starts_later_is_shifted_into_place(
-    run: SimulatedRun, rank: int, first: int
-) -> None:
+def test_recording_that_starts_later_is_shifted(run: SimulatedRun, rank: int, first: int) -> None:
     plain = partials_of(run)
     cut = [without_first(one, first) if one.facts.rank == rank else one for one in plain]
     matched = match_collectives(cut)

@@ -49,9 +49,7 @@ def test_trace_without_rank_is_refused_with_its_path(tmp_path: Path) -> None:
     assert "rank.db" not in done.stderr
 
 
-def test_trace_without_rank_is_skipped_with_a_hint_if_other_ranks_exist(
-    databases: Path, tmp_path: Path
-) -> None:
+def test_trace_without_rank_is_skipped_with_a_hint(databases: Path, tmp_path: Path) -> None:
     trace = write_trace_without_rank(tmp_path / "t.json")
     done = uprof("cluster", "build", databases, trace, "-o", tmp_path / "r")
     assert done.returncode == 0, done.stderr
@@ -81,9 +79,7 @@ def test_directory_with_two_files_of_a_rank_is_no_run(databases: Path, tmp_path:
     assert "uprof: hint" not in uprof("report", folder, "--quiet").stderr
 
 
-def test_directory_with_two_runs_is_refused_with_their_names(
-    databases: Path, tmp_path: Path
-) -> None:
+def test_directory_with_two_runs_is_refused_by_name(databases: Path, tmp_path: Path) -> None:
     for name in ("monday", "tuesday"):
         shutil.copytree(databases, tmp_path / "in" / name)
     done = uprof("cluster", "build", tmp_path / "in", "-o", tmp_path / "r")
@@ -119,16 +115,12 @@ def test_damaged_rank_is_named_by_trace(databases: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("command", [("report", "--by", "idle"), ("trace", "-o", "t.json")])
-def test_commands_for_reports_explain_how_to_open_a_run(
-    run: Path, command: tuple[str, ...], place: Path
-) -> None:
+def test_commands_for_reports_name_others(run: Path, command: tuple[str, ...], place: Path) -> None:
     done = uprof(command[0], run, *command[1:])
     refused(done, 7, "a cluster run", "--ranks N")
 
 
-def test_incomplete_run_is_refused_with_the_command_that_completes_it(
-    databases: Path, tmp_path: Path
-) -> None:
+def test_incomplete_run_is_refused_with_the_command(databases: Path, tmp_path: Path) -> None:
     run = tmp_path / "r"
     assert uprof("cluster", "build", databases, "-o", run).returncode == 0
     (run / "cluster.sqlite").unlink()
@@ -152,9 +144,7 @@ def test_rank_assigned_to_several_recordings_is_refused(databases: Path, tmp_pat
     refused(done, 2, "has 3 recordings, expected one for rank 7", "omit RANK=")
 
 
-def test_summary_of_a_newer_version_is_replaced_only_with_force(
-    databases: Path, tmp_path: Path
-) -> None:
+def test_newer_summary_is_replaced_only_with_force(databases: Path, tmp_path: Path) -> None:
     run = tmp_path / "r"
     assert uprof("cluster", "build", databases, "-o", run).returncode == 0
     execute(run / "cluster.sqlite", "PRAGMA user_version = 99")
@@ -165,9 +155,7 @@ def test_summary_of_a_newer_version_is_replaced_only_with_force(
     assert uprof("cluster", "build", databases, "-o", run, "--force").returncode == 0
 
 
-def test_database_of_another_program_is_not_replaced_without_force(
-    databases: Path, tmp_path: Path
-) -> None:
+def test_foreign_database_is_not_replaced_without_force(databases: Path, tmp_path: Path) -> None:
     run = tmp_path / "r"
     run.mkdir()
     execute(run / "cluster.sqlite", "CREATE TABLE other (x)")
@@ -204,9 +192,7 @@ def test_converted_recording_is_never_overwritten_by_its_output(
     assert uprof(command, recording, "--convert", "-o", elsewhere, "--force").returncode == 0
 
 
-def test_trace_of_ranks_never_overwrites_a_recording(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trace_never_replaces_a_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     folder = ranks.traces(tmp_path / "in", world=2)
     run, recording = tmp_path / "r", folder / "rank1.json"

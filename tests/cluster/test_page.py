@@ -106,9 +106,7 @@ class TestInABrowser:
         assert "6.00 ms/step" in first
         assert window.run("return document.querySelector('#rank h2').innerText") == "Rank 37"
 
-    def test_shown_figures_equal_those_of_the_document(
-        self, window: Browser, page: Path, run: Path
-    ) -> None:
+    def test_figures_equal_the_document(self, window: Browser, page: Path, run: Path) -> None:
         window.open(page)
         expected = document(run)
         shown = window.run(

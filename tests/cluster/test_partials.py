@@ -197,9 +197,7 @@ def test_database_of_a_host_has_a_partial_per_rank(folder: Path) -> None:
     assert len(ranks[0].communication["start"]) == len(ranks[1].communication["start"])
 
 
-def test_small_and_large_databases_are_read_alike(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_small_and_large_databases_are_alike(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_database(simulate(PLAN), 6, folder / "6.db")
     (small,) = read_partials(path)
     monkeypatch.setattr("unified_prof.sqlite.integer_columns._SMALL_BYTES", -1)
@@ -208,9 +206,7 @@ def test_small_and_large_databases_are_read_alike(
     assert (small.facts, small.groups, small.names) == (big.facts, big.groups, big.names)
 
 
-def test_peers_of_gpu_transfers_are_places_in_the_group_or_global_ranks_in_old_files(
-    folder: Path,
-) -> None:
+def test_peers_of_gpu_transfers_are_places_or_global_ranks_in_old_files(folder: Path) -> None:
     path = write_database(simulate(PLAN), 0, folder / "gpu.db")
     expected = read_partials(path)[0].communication["peer"].tolist()
     assert set(expected) == {-1, 8}

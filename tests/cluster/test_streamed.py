@@ -113,9 +113,7 @@ def sums_of(key: KeyMembers, members: list[dict[str, Any]]) -> KeySums:
 
 @pytest.mark.parametrize("cells", [1 << 20, 4])
 @pytest.mark.parametrize("seed", range(4))
-def test_sums_of_a_key_equal_those_of_single_events(
-    seed: int, cells: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sums_equal_single_events(seed: int, cells: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waits, "_CELLS", cells)
     rng = np.random.default_rng(seed)
     members = []

@@ -47,9 +47,7 @@ def test_summary_file_passes_the_check(file: Path) -> None:
     assert found.findings == ()
 
 
-def test_every_rank_has_a_row_with_a_reason_if_it_was_not_read(
-    file: Path, summary: RunSummary
-) -> None:
+def test_every_rank_has_a_row_or_reason_if_it_was_not_read(file: Path, summary: RunSummary) -> None:
     found = execute(file, "SELECT rank, status, why, file FROM RANK ORDER BY rank")
     assert [row[0] for row in found] == list(range(16))
     assert found[7][1:] == ("failed", "it is cut off", "node/rank7.db")
@@ -211,11 +209,7 @@ def test_operations_beyond_the_limits_are_combined(monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_run_without_a_rank_at_fault_names_a_high_cost_of_all_ranks(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    bubble_ms: int,
-    length_ms: int,
-    says: str,
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], bubble_ms: int, length_ms: int, says: str
 ) -> None:
     folder = summaries.write_summary(tmp_path / "run.cluster")
     with closing(sqlite3.connect(folder / "cluster.sqlite")) as db, db:

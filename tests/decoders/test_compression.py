@@ -134,9 +134,7 @@ def test_archive_with_one_compressed_trace_is_read(content: bytes, tmp_path: Pat
     assert len(decode(path).tables["PYTORCH_API"]) == 3000
 
 
-def test_archive_of_many_traces_lists_them_and_advises_to_unpack(
-    content: bytes, tmp_path: Path
-) -> None:
+def test_archive_of_many_traces_lists_them_and_advises(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "traces.json.zip"
     with zipfile.ZipFile(path, "w") as archive:
         for rank in range(7):
@@ -150,9 +148,7 @@ def test_archive_of_many_traces_lists_them_and_advises_to_unpack(
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
-def test_archive_methods_without_memory_limit_are_refused(
-    method: int, content: bytes, tmp_path: Path
-) -> None:
+def test_archive_methods_without_limit_refused(method: int, content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "t.zip"
     path.write_bytes(zipped(content, method=method))
     with pytest.raises(RawFormatError, match=f"compressed with method {method}"):
@@ -236,9 +232,7 @@ def test_oversized_xz_dictionary_is_refused(tmp_path: Path) -> None:
 # ---- zstd without its package
 
 
-def test_zst_file_without_zstd_module_names_the_extra(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_zst_without_its_module_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ZSTD_MODULES:
         monkeypatch.setitem(sys.modules, name, None)
     path = tmp_path / "trace.json.zst"

@@ -37,9 +37,7 @@ KERNEL_NS = 7_000
 
 
 @pytest.mark.slow
-def test_npu_operations_and_memory_are_measured_on_the_device(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_npu_measures_time_and_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if reason := build.why_not():
         pytest.skip(reason)
     build.library()

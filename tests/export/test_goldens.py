@@ -92,9 +92,7 @@ def test_exported_files_of_every_recording_equal_the_vendors(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_killed_export_leaves_no_files(
-    number: signal.Signals, shared: Path, tmp_path: Path
-) -> None:
+def test_killed_export_leaves_nothing(number: signal.Signals, shared: Path, tmp_path: Path) -> None:
     _unpack(shared / "goldens" / "prof" / "16_everything", tmp_path)
     out, scratch = tmp_path / "out", tmp_path / "scratch"
     scratch.mkdir()

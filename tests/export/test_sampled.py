@@ -99,9 +99,7 @@ def test_llc_has_hit_rate_and_throughput_of_each_cache(files: Files) -> None:
         (5, "2.861,6.676,4.768", "2.0,5.0,4.0"),  # The last sample: 3, 7 and 5.
     ],
 )
-def test_pcie_has_means_and_on_910b_the_last_sample(
-    platform: int, post: str, latency: str, files: Files
-) -> None:
+def test_pcie_has_means_and_a_last(platform: int, post: str, latency: str, files: Files) -> None:
     recipe = Recipe(platform=platform)
     values = np.zeros((3, 7, 3), np.int64)
     values[:2, 0] = [[1, 5, 3], [3, 7, 5]]

@@ -221,9 +221,7 @@ def test_unrecorded_measure_or_grouping_is_refused(step: Path, tmp_path: Path) -
     assert not out.exists()
 
 
-def test_suffix_selects_the_layout_and_contradictions_are_refused(
-    step: Path, tmp_path: Path
-) -> None:
+def test_suffix_selects_the_layout_and_must_agree(step: Path, tmp_path: Path) -> None:
     out = tmp_path / "x.json"
     assert uprof("export", step, "-o", out, "--layout", "speedscope").returncode == 0
     assert_speedscope(json.loads(out.read_text()))

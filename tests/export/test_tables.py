@@ -29,9 +29,7 @@ def read(folder: Path, table: str) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
-def test_each_table_is_a_file_with_texts_instead_of_ids(
-    step: Path, tmp_path: Path, kind: str
-) -> None:
+def test_each_table_is_a_file_of_texts_without_ids(step: Path, tmp_path: Path, kind: str) -> None:
     done = uprof("export", step, "-o", tmp_path / "out", "--layout", kind, "--json", "-q")
     record = json.loads(done.stdout)
     written = {one["name"]: one["entries"] for one in record["files"]}
@@ -95,9 +93,7 @@ def test_values_outside_the_column_type_are_null_and_reported(step: Path, tmp_pa
     assert tasks["taskType"].null_count == 2
 
 
-def test_large_tables_are_written_in_row_groups(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_tables_have_row_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "ROWS", 100)
     with Device(tmp_path / "many.db") as device:
         for number in range(350):

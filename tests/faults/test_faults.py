@@ -37,9 +37,7 @@ def test_commands_with_faults_leave_complete_files_or_none(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_files_and_processes_that_a_command_leaves_are_failures(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_left_files_and_processes_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The program stands in for uprof: it fails, and leaves all that must not be left."""
     program = tmp_path / "program.py"
     program.write_text(

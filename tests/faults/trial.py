@@ -258,11 +258,7 @@ def _start(launch: Launch, words: list[str]) -> subprocess.Popen[bytes]:
         for number in closed:
             os.close(number)
 
-    with (
-        files[0].open("rb") as stdin,
-        files[1].open("wb") as stdout,
-        files[2].open("wb") as stderr,
-    ):
+    with files[0].open("rb") as stdin, files[1].open("wb") as stdout, files[2].open("wb") as stderr:
         return subprocess.Popen(
             [*UPROF, *words],
             cwd=launch.folder,

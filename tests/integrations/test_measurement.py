@@ -182,9 +182,7 @@ def test_missing_transformers_has_an_install_hint() -> None:
         importlib.import_module("unified_prof.integrations.transformers")
 
 
-def test_other_package_named_lightning_is_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_lightning_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`lightning` before it contained the trainer, or a directory of the user with this name."""
     (tmp_path / "lightning").mkdir()
     (tmp_path / "lightning" / "__init__.py").touch()

@@ -184,9 +184,7 @@ def test_repeated_cell_leaves_nothing_of_the_first_run(shell: Shell, tmp_path: P
     assert not first.exists(), "the temporary directory is removed with its profile"
 
 
-def test_exception_of_the_cell_is_shown_without_frames_of_uprof(
-    shell: Shell, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_exception_has_no_uprof_frames(shell: Shell, capsys: pytest.CaptureFixture[str]) -> None:
     import torch
 
     shell.value(MODEL)

@@ -131,9 +131,7 @@ def test_step_without_operations_fails_with_a_short_message(pytester: pytest.Pyt
     assert_short_message(result, "run a model in this process")
 
 
-def test_failed_measurement_has_a_short_message(
-    sessions: Sessions, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failure_has_a_short_message(sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> Run:
         raise CaptureError("no iteration was seen")
 
@@ -192,9 +190,7 @@ def test_plugin_can_be_disabled(pytester: pytest.Pytester) -> None:
 
 @pytest.mark.fresh_interpreter
 @pytest.mark.slow
-def test_early_import_of_uprof_causes_no_pytest_warning(
-    pytester: pytest.Pytester, tmp_path: Path
-) -> None:
+def test_early_import_causes_no_pytest_warning(pytester: pytest.Pytester, tmp_path: Path) -> None:
     # Like an installed wheel, whose RECORD lists the package.
     installed = tmp_path / "site" / "unified_prof_of_test-1.dist-info"
     installed.mkdir(parents=True)
@@ -269,9 +265,7 @@ def test_call_overrides_marker_and_marker_overrides_options(sessions: Sessions) 
         (["--uprof-save", "./"], "*--uprof-save './' looks like a path*"),
     ],
 )
-def test_invalid_options_are_refused_before_any_test(
-    sessions: Sessions, arguments: list[str], message: str
-) -> None:
+def test_options_are_checked_first(sessions: Sessions, arguments: list[str], message: str) -> None:
     result = sessions.run(*arguments)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines([message])
@@ -326,9 +320,7 @@ def test_unchanged_step_passes_and_a_slower_step_fails(sessions: Sessions) -> No
     assert "above the limit" in (found["uprof.reason"] or "")
 
 
-def test_baseline_may_have_the_name_of_a_branch_or_directory(
-    sessions: Sessions, pytester: pytest.Pytester
-) -> None:
+def test_baseline_may_be_named_like_a_branch(sessions: Sessions, pytester: pytest.Pytester) -> None:
     pytester.mkdir("main")
     for name in ("feature/x", "main"):
         assert sessions.run("--uprof-save", name).ret == 0
@@ -468,9 +460,7 @@ def test_file_that_is_not_a_store_fails_the_comparison(sessions: Sessions) -> No
     result.stdout.fnmatch_lines(["uprof: the store store cannot be used: *"])
 
 
-def test_failing_repeated_measurement_fails_the_test(
-    sessions: Sessions, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failing_repetition_fails(sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(item: pytest.Item, controller: object, number: int, of: int) -> dict[str, Run]:
         raise CaptureError("run 2 of 3 failed", hint="runs=1")
 
@@ -480,9 +470,7 @@ def test_failing_repeated_measurement_fails_the_test(
     result.stdout.fnmatch_lines(["uprof: run 2 of 3 failed*", "hint: runs=1"])
 
 
-def test_unusual_test_names_are_stored_and_found(
-    sessions: Sessions, pytester: pytest.Pytester
-) -> None:
+def test_unusual_test_names_are_stored(sessions: Sessions, pytester: pytest.Pytester) -> None:
     package = pytester.mkpydir("package")
     (package / "test_names.py").write_text(
         "import pytest\n"

@@ -47,9 +47,7 @@ def run_pytest(
 
 
 @pytest.mark.slow
-def test_regression_is_detected_in_separate_processes(
-    pytester: pytest.Pytester, run_pytest: Real
-) -> None:
+def test_regression_in_a_process_is_found(pytester: pytest.Pytester, run_pytest: Real) -> None:
     pytester.makepyfile(SLEEPS)
     pytester.makeini("[pytest]\naddopts = --strict-markers")
     saved = run_pytest(
@@ -99,9 +97,7 @@ def test_repeated_runs_use_all_arguments_and_measure_one_test(
 
 
 @pytest.mark.slow
-def test_xdist_group_is_not_part_of_the_stored_name(
-    pytester: pytest.Pytester, run_pytest: Real
-) -> None:
+def test_xdist_group_is_not_in_the_stored_name(pytester: pytest.Pytester, run_pytest: Real) -> None:
     pytester.makepyfile("import pytest\npytestmark = pytest.mark.xdist_group('gpu')\n" + SLEEPS)
     saved = run_pytest("--uprof-save=main", "--uprof-runs=2", "-n", "2", "--dist", "loadgroup")
     assert saved.returncode == 0, saved.stdout
@@ -122,9 +118,7 @@ def test_xdist_suffix_is_removed_from_test_ids(pytester: pytest.Pytester) -> Non
 
 
 @pytest.mark.slow
-def test_xdist_workers_measure_and_the_controller_saves(
-    pytester: pytest.Pytester, run_pytest: Real
-) -> None:
+def test_xdist_workers_measure_and_one_saves(pytester: pytest.Pytester, run_pytest: Real) -> None:
     pytester.makepyfile(test_a=SLEEPS, test_b=SLEEPS.replace("test_step", "test_other"))
     saved = run_pytest(
         "--uprof-save", "main", "--uprof-runs", "2", "-n", "2", "--junitxml=found.xml"
@@ -156,9 +150,7 @@ def test_two_sessions_may_write_one_store(pytester: pytest.Pytester, run_pytest:
 
 
 @pytest.mark.slow
-def test_failing_run_in_a_separate_process_is_reported(
-    pytester: pytest.Pytester, run_pytest: Real
-) -> None:
+def test_failing_run_in_a_process_is_reported(pytester: pytest.Pytester, run_pytest: Real) -> None:
     pytester.makepyfile(
         SLEEPS + "    assert 'UPROF_PYTEST_RUN' not in os.environ\n"
         "    open('seen', 'a').write('x')\n"

@@ -39,9 +39,7 @@ def file_names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_recording_becomes_files_named_after_rank_and_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_are_named_by_rank_and_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("WORLD_SIZE", "8")
     trace_handler(tmp_path / "new" / "out")(Profiler())
@@ -102,9 +100,7 @@ def test_ranks_of_an_initialized_process_group_have_their_own_names(
     assert file_names(tmp_path) == ["rank3_step12.json.gz"]
 
 
-def test_torch_npu_profiler_uses_its_own_handler(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_torch_npu_uses_its_handler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """torch_npu names its directory when the handler is created and must not analyze it itself."""
     calls: list[tuple[str, bool]] = []
 

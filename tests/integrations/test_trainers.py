@@ -118,9 +118,7 @@ def operations(folder: Path) -> set[str]:
         "profiler=UprofProfiler('out', iterations=4)",
     ],
 )
-def test_lightning_training_is_measured_and_unchanged(
-    package: str, how: str, tmp_path: Path
-) -> None:
+def test_lightning_training_is_measured_as_it_is(package: str, how: str, tmp_path: Path) -> None:
     needs(package.partition(".")[0])
     done = run(LIGHTNING.format(package=package, how=how, fails=False), tmp_path / "with")
     assert done.returncode == 0, done.stderr

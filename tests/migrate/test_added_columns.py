@@ -54,9 +54,7 @@ def test_every_added_column_has_a_decision() -> None:
 @pytest.mark.quick(cases=9)
 @pytest.mark.parametrize("strings", ["with N/A", "without N/A", "none"])
 @pytest.mark.parametrize(("table", "column"), MARKS)
-def test_existing_rows_get_the_mark_for_unknown(
-    tmp_path: Path, table: str, column: str, strings: str
-) -> None:
+def test_old_rows_get_the_mark(tmp_path: Path, table: str, column: str, strings: str) -> None:
     revision = added_columns()[table, column]
     # torch_npu numbers its texts from 1 << 28.
     texts = {0: "AI_CORE", 7: "N/A", 1 << 28: "aten::add", (1 << 28) + 1: "N/A"}

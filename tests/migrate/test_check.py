@@ -101,9 +101,7 @@ def test_threads_of_a_context_may_share_a_task(tmp_path: Path) -> None:
         ("DELETE FROM META_DATA WHERE name LIKE '%MICRO'", "no row SCHEMA_VERSION_MICRO"),
     ],
 )
-def test_unusual_content_is_not_a_problem(
-    tmp_path: Path, statement: str, words: str | None
-) -> None:
+def test_unusual_content_is_sound(tmp_path: Path, statement: str, words: str | None) -> None:
     found = check(make(tmp_path / "a.db", REVISION, ROWS, statement))
     assert found.sound
     assert len(found.findings) == (words is not None)

@@ -50,9 +50,7 @@ def test_valid_summary_has_no_findings(summary: Path) -> None:
         ("DROP TABLE BLAME", "schema", "it does not have BLAME.rank"),
     ],
 )
-def test_contradictory_rows_are_problems(
-    summary: Path, statement: str, kind: str, words: str
-) -> None:
+def test_contradictions_are_problems(summary: Path, statement: str, kind: str, words: str) -> None:
     change(summary, statement)
     found = check(summary)
     assert any(one.kind == kind and words in one.message for one in found.findings)

@@ -259,9 +259,7 @@ def test_data_of_a_killed_writer_is_kept(
         assert path.read_bytes() == before
 
 
-def test_file_being_written_is_not_upgraded(
-    old_database: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unfinished_file_is_kept(old_database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("unified_prof.migrate.upgrade._LOCK_TIMEOUT_S", 0.05)
     with closing(sqlite3.connect(old_database, isolation_level=None)) as db:
         db.execute("BEGIN IMMEDIATE")
@@ -296,9 +294,7 @@ SAMPLES = {
 @pytest.mark.quick(cases=2)
 @pytest.mark.parametrize("target", ["documented", "latest"])
 @pytest.mark.parametrize("sample", SAMPLES)
-def test_recordings_of_real_devices_keep_every_row(
-    shared: Path, tmp_path: Path, sample: str, target: str
-) -> None:
+def test_real_recordings_keep_rows(shared: Path, tmp_path: Path, sample: str, target: str) -> None:
     source = shared / "samples" / "ascend" / sample
     path = tmp_path / source.name
     upgrade(source, target, output=path)

@@ -33,9 +33,7 @@ ODD_VALUES = ("x'00ff'", "'text'", "-1", "1e300", "NULL", "9223372036854775807",
 @pytest.mark.quick(cases=4)
 @pytest.mark.parametrize("column", ODD_COLUMNS)
 @pytest.mark.parametrize("revision", [OLDEST, "1.0.0_20240711", MIDDLE])
-def test_columns_and_values_of_other_tools_are_kept(
-    tmp_path: Path, revision: str, column: str
-) -> None:
+def test_columns_and_values_of_tools_are_kept(tmp_path: Path, revision: str, column: str) -> None:
     schema = catalogue.load("msprof", revision)
     dice = random.Random(column)
     tables = [table for table in schema.tables.values() if table.name not in schema.rows]
@@ -159,9 +157,7 @@ with ended_by_signals():
         (signal.SIGHUP, 128 + signal.SIGHUP),
     ],
 )
-def test_signal_interrupts_a_statement_and_leaves_the_original(
-    tmp_path: Path, number: signal.Signals, code: int
-) -> None:
+def test_signal_interrupts_a_statement(tmp_path: Path, number: signal.Signals, code: int) -> None:
     path = make(tmp_path / "report.db", MIDDLE)
     before = path.read_bytes()
     process = subprocess.Popen(

@@ -112,9 +112,7 @@ def test_gpu_matrix_goes_from_sender_to_receiver(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rank", "ranks"), [(None, "[2, 6]"), (6, "[0, 1, ..., 63]"), (6, "[2, 3]")]
 )
-def test_rank_without_place_in_the_group_has_no_matrix_row(
-    rank: int | None, ranks: str, tmp_path: Path
-) -> None:
+def test_rank_without_place_has_no_matrix_row(rank: int | None, ranks: str, tmp_path: Path) -> None:
     group_ranks = {"Process Group Ranks": ranks}
     more = [call(50, 1, 4), pipeline_kernel(120, 10, 4, "allreduce", Seq=2, **group_ranks)]
     found = convert_and_query(

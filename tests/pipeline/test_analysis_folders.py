@@ -79,9 +79,7 @@ def test_output_directory_names_its_devices_and_is_no_recording(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("level", "analyzed"), [("Level1", True), ("Level_none", False)])
-def test_torch_npu_directory_has_the_layout_of_torch_npu(
-    level: str, analyzed: bool, tmp_path: Path
-) -> None:
+def test_torch_npu_directory_keeps_its_layout(level: str, analyzed: bool, tmp_path: Path) -> None:
     folder = torch_npu_folder(tmp_path, metadata={"a": 1})
     info = folder / "profiler_info_2.json"
     info.write_text(info.read_text().replace("Level1", level))

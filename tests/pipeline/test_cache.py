@@ -62,9 +62,7 @@ def test_recording_of_any_kind_is_converted_once(kind: str, tmp_path: Path, home
         lambda path: path.write_bytes(path.read_bytes() + b"\n"),
     ],
 )
-def test_changed_recording_is_converted_again(
-    change: Callable[[Path], object], tmp_path: Path
-) -> None:
+def test_changed_recording_is_new(change: Callable[[Path], object], tmp_path: Path) -> None:
     path = trace(tmp_path / "t.json")
     first = cache.reports_of(path).path
     change(path)

@@ -263,9 +263,7 @@ DEFECTS: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("defect", DEFECTS)
-def test_unreadable_rank_is_reported_and_the_others_are_read(
-    defect: str, run: Path, target: str
-) -> None:
+def test_unreadable_rank_is_reported_others_are_read(defect: str, run: Path, target: str) -> None:
     damage, words = DEFECTS[defect]
     damage(run / "rank2.db")
     outcome = build([str(run)], target)
@@ -580,9 +578,7 @@ def test_reduce_by_group_on_other_machines_equals_that_of_one_process(
 
 
 @pytest.mark.slow
-def test_summary_does_not_depend_on_the_operations_in_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_summary_is_that_of_any_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = simulate(Plan(steps=5, slow={3: 1.3}))
     for rank in range(run.plan.world):
         write_database(run, rank, tmp_path / f"rank{rank}.db")

@@ -92,9 +92,7 @@ def is_ours(pid: int) -> bool:
     return b"worker" in command_of(int(parent)) and b"scheduler.json" in command_of(int(parent))
 
 
-def test_killed_worker_and_deadly_rank_cost_only_that_rank(
-    run: Path, tmp_path: Path, deadly: None
-) -> None:
+def test_killed_worker_and_deadly_rank_cost_one(run: Path, tmp_path: Path, deadly: None) -> None:
     target = tmp_path / "run.cluster"
 
     def kill_one() -> None:
@@ -119,9 +117,7 @@ def test_killed_worker_and_deadly_rank_cost_only_that_rank(
     assert len(list(target.glob("partials/*"))) == WORLD - 1
 
 
-def test_lost_scheduler_is_exit_code_10_and_the_next_call_continues(
-    run: Path, tmp_path: Path, deadly: None
-) -> None:
+def test_lost_scheduler_ends_and_a_retry_continues(run: Path, tmp_path: Path, deadly: None) -> None:
     target = tmp_path / "run.cluster"
     good = Path(shutil.copytree(run, tmp_path / "good"))
     (good / "rank2.db").unlink()

@@ -147,9 +147,7 @@ def test_converted_recordings_are_skipped(original: Path, tmp_path: Path) -> Non
 
 @pytest.mark.quick(cases=2)
 @pytest.mark.parametrize("reason", ["schema", "newer data", "another recording", "damaged"])
-def test_outdated_report_is_an_error_without_force(
-    original: Path, tmp_path: Path, reason: str
-) -> None:
+def test_outdated_report_is_an_error_at_first(original: Path, tmp_path: Path, reason: str) -> None:
     twins = [shutil.copytree(original, tmp_path / "in" / name) for name in ("PROF_1", "PROF_2")]
     list(convert.convert_all(twins, tmp_path / "out"))
     (report,) = (tmp_path / "out" / "PROF_1").glob("msprof_*.db")
@@ -176,9 +174,7 @@ def test_outdated_report_is_an_error_without_force(
 
 
 @pytest.mark.slow
-def test_recordings_of_different_kinds_are_converted_together(
-    original: Path, tmp_path: Path
-) -> None:
+def test_different_recordings_are_converted_together(original: Path, tmp_path: Path) -> None:
     shutil.copytree(original, tmp_path / "in" / "node0" / original.name)
     (tmp_path / "in" / "node1").mkdir()
     write(tmp_path / "in" / "node1" / "run.pt.trace.json", [operation("aten::mm", 1, 2)])

@@ -207,9 +207,7 @@ def test_local_pool_refuses_a_low_limit_of_descriptors(monkeypatch: pytest.Monke
 
 
 @pytest.mark.slow
-def test_local_pool_reports_a_killed_process_and_keeps_other_results(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_local_pool_reports_a_kill_and_keeps_the_rest(capfd: pytest.CaptureFixture[str]) -> None:
     with open_executor("local:2") as pool:
         results = dict(map_unordered(pool, dies_at_7, range(30)))
     died = results.pop(7)
@@ -299,9 +297,7 @@ def test_deadly_item_is_a_failure_and_the_others_succeed(tmp_path: Path) -> None
 @linux
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_lost_scheduler_ends_the_command_with_an_error(
-    tmp_path: Path, number: signal.Signals
-) -> None:
+def test_lost_scheduler_ends_with_an_error(tmp_path: Path, number: signal.Signals) -> None:
     marks = tmp_path / "marks"
     marks.mkdir()
     tasks = [(marks, task) for task in range(200)]

@@ -80,9 +80,7 @@ def ranks(tmp_path: Path) -> Path:
     return folder
 
 
-def test_import_of_a_directory_with_unreadable_ranks_fails_and_names_them(
-    ranks: Path, tmp_path: Path
-) -> None:
+def test_import_of_unreadable_ranks_fails_and_names_them(ranks: Path, tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["convert", str(ranks), "-o", str(tmp_path / "out")])
     assert done.exit_code == 6
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
@@ -97,9 +95,7 @@ def test_import_of_a_directory_with_unreadable_ranks_fails_and_names_them(
     assert "6 recordings: 3 converted, 3 refused" in done.stderr
 
 
-def test_import_of_a_directory_names_other_files_and_missing_ranks(
-    ranks: Path, tmp_path: Path
-) -> None:
+def test_import_of_a_directory_names_what_is_missing(ranks: Path, tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["convert", str(ranks), "-o", str(tmp_path / "out")])
     others = f"2 other files in {ranks} are not recordings: .pickle: model.pickle; .txt: notes.txt"
     assert others in done.stderr

@@ -60,9 +60,7 @@ def test_reports_exist_after_the_block(tmp_path: Path) -> None:
     assert facts["project_root"] == str(tmp_path.parent)
 
 
-def test_exception_in_the_block_is_raised_and_measurements_are_kept(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_exception_is_raised_and_measurements_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     partial = (tracked_run(complete=False), "the block failed")
     monkeypatch.setattr(FakeTracking, "ends_with", partial)
     with pytest.raises(ZeroDivisionError), unified_prof.profile("out") as profile:
@@ -71,9 +69,7 @@ def test_exception_in_the_block_is_raised_and_measurements_are_kept(
     assert profile.files["run-time"].is_file()
 
 
-def test_block_without_an_iteration_is_an_error(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_no_iteration_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(FakeTracking, "ends_with", (None, "no iteration ran"))
     with pytest.raises(CaptureError, match="no iteration ran"), unified_prof.profile("out"):
         pass

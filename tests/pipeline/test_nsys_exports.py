@@ -135,9 +135,7 @@ def test_figures_of_a_small_export(conversion: dict[str, Conversion]) -> None:
     assert set(found.anomalies) == {"diagnostic_warning"}
 
 
-def test_figures_of_an_export_without_most_tables_and_columns(
-    conversion: dict[str, Conversion],
-) -> None:
+def test_figures_of_an_export_without_most_tables(conversion: dict[str, Conversion]) -> None:
     found = conversion["healthy_1pct"]
     assert rows(found, _KINDS) == [(0, "KERNEL", 400, 400_000_000)]
     assert rows(found, _JOINED) == [("KERNEL", 400)]

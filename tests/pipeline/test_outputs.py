@@ -66,9 +66,7 @@ def test_ranks_of_a_launch_share_one_directory() -> None:
     assert folders != {outputs.default_directory("train.py", is_module=False, rank=SINGLE)}
 
 
-def test_unused_new_directory_is_removed_with_its_parents(
-    tmp_path: Path,
-) -> None:
+def test_unused_new_directory_is_removed_with_its_parents(tmp_path: Path) -> None:
     with outputs.output_directory(tmp_path / "a" / "b") as folder:
         assert folder.is_dir()
     assert list(tmp_path.iterdir()) == []

@@ -81,9 +81,7 @@ def test_torch_npu_layout_has_the_overlap_table(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("events", [[], [operation("aten::mm", 1, 2)]])
-def test_recording_without_device_has_no_overlap_table(
-    events: list[dict[str, object]], tmp_path: Path
-) -> None:
+def test_no_device_has_no_overlap_table(events: list[dict[str, object]], tmp_path: Path) -> None:
     path = write(tmp_path / "t.json", [*events, operation("aten::add", 5, 6)])
     (outcome,) = convert_all([path], tmp_path / "out", layout=ASCEND_PT)
     assert outcome.conversion is not None

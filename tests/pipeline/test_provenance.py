@@ -25,9 +25,7 @@ def facts(spec: RunSpec) -> dict[str, str | None]:
     return provenance.of_run(spec, "cpu", rank_of(), provenance.now())
 
 
-def test_secrets_of_command_and_options_are_masked(
-    spec: RunSpec, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_secrets_of_commands_are_masked(spec: RunSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["uprof", "run", "train.py", "--lr", "0.1", "--hub-token", "s3cret-1"]
     url = "postgresql://me:s3cret-2@db/runs?password=s3cret-3"
     monkeypatch.setattr(sys, "argv", [*words, url, "--api-key=s3cret 4"])

@@ -237,9 +237,7 @@ HTA = {
 
 
 @pytest.mark.parametrize("prefix", HTA)
-def test_figures_of_holistic_trace_analysis_follow_from_the_report(
-    prefix: str, shared: Path, tmp_path: Path
-) -> None:
+def test_figures_of_hta_follow_from_the_report(prefix: str, shared: Path, tmp_path: Path) -> None:
     """HTA counts stream activity, waits included, by name patterns, without what the last step
     launched, with times rounded inward to microseconds."""
     (name,) = (name for name in TRACES if name.startswith(prefix))

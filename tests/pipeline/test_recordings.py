@@ -162,9 +162,7 @@ def test_undecodable_recordings_are_exported(
     assert (raw / NATIVE).read_text() == "native"
 
 
-def test_failed_export_adds_a_note_on_missing_data(
-    raw: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_export_adds_a_note_on_the_data(raw: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mock_decoder(monkeypatch, undecodable=("dvpp data",))
     exporter = FakeExporter(raw, fails="no python3")
     paths, notes = databases([Recording("prof", raw, export=exporter)])
@@ -176,9 +174,7 @@ def test_failed_export_adds_a_note_on_missing_data(
     assert exporter.calls == 1
 
 
-def test_error_has_both_reasons_if_decoder_and_exporter_fail(
-    raw: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_error_has_both_reasons_if_all_fails(raw: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for undecodable in ((), ("dvpp data",)):
         mock_decoder(monkeypatch, RawFormatError("damaged"), undecodable)
         exporter = FakeExporter(raw, fails="no python3")

@@ -244,9 +244,7 @@ def test_errors_of_file_systems_are_described(failing: type[FailingFileSystem]) 
             find("failing://x/y")
 
 
-def test_files_are_renamed_when_complete_and_removed_on_failure(
-    failing: type[FailingFileSystem],
-) -> None:
+def test_files_are_renamed_when_complete_or_removed(failing: type[FailingFileSystem]) -> None:
     folder = StorageDirectory("failing://x")
     folder.write("a", b"complete")
     (moved,) = failing.moved

@@ -16,12 +16,7 @@ import numpy as np
 import pytest
 
 from tests.cli.test_import import uprof
-from unified_prof.base.run_spec import (
-    TURNS_VARIABLE,
-    IterationRecord,
-    OperationRecord,
-    TrackedRun,
-)
+from unified_prof.base.run_spec import TURNS_VARIABLE, IterationRecord, OperationRecord, TrackedRun
 from unified_prof.baselines import noise
 from unified_prof.compare import runs
 from unified_prof.compare.comparable import Run
@@ -115,9 +110,7 @@ def test_rounds_end_with_a_certain_verdict(
     assert len(measured) in runs
 
 
-def test_inconclusive_verdict_estimates_the_rounds_that_are_missing(
-    machine: Callable[..., list[str]], tmp_path: Path
-) -> None:
+def test_inconclusive_verdict_estimates(machine: Callable[..., list[str]], tmp_path: Path) -> None:
     machine(0.4, old=10.0, new=10.0)
     sides = tmp_path / "old", tmp_path / "new"
     verdicts, _ = until_sure(*sides, {"a": WORKLOAD}, ["total"], Limits(), most=3)
@@ -127,9 +120,7 @@ def test_inconclusive_verdict_estimates_the_rounds_that_are_missing(
     assert 1 <= int(found[1]) < 60
 
 
-def test_unknown_metric_ends_after_the_first_round(
-    machine: Callable[..., list[str]], tmp_path: Path
-) -> None:
+def test_unknown_metric_ends_at_once(machine: Callable[..., list[str]], tmp_path: Path) -> None:
     measured = machine(0.005, old=10.0, new=10.0)
     sides = tmp_path / "old", tmp_path / "new"
     with pytest.raises(UsageError, match="matches nothing") as caught:
@@ -138,9 +129,7 @@ def test_unknown_metric_ends_after_the_first_round(
     assert len(measured) == 2
 
 
-def test_reports_are_kept_in_an_empty_directory(
-    machine: Callable[..., list[str]], tmp_path: Path
-) -> None:
+def test_reports_are_kept_if_asked(machine: Callable[..., list[str]], tmp_path: Path) -> None:
     machine(0.005, old=10.0, new=20.0)
     kept = Workload(("train.py",), tmp_path / "kept")
     outcome_of_rounds(tmp_path, train=kept)
@@ -178,9 +167,7 @@ def test_gate_uses_the_measured_noise_of_the_machine(
     assert uprof("gate", "a", "b", "--noise", "30%") == 3, "the option overrides measured noise"
 
 
-def test_unknown_workload_uses_the_largest_measured_noise(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_unknown_workload_has_most_noise(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     write(tmp_path / "a", 10.0)
     run = runs.load([tmp_path / "a"])
@@ -212,9 +199,7 @@ def test_noise_file_of_another_format_is_refused_and_kept(
     assert noise.path().read_bytes() == content
 
 
-def test_smallest_change_grows_with_noise_and_shrinks_with_rounds(
-    machine: Callable[..., list[str]], tmp_path: Path
-) -> None:
+def test_smallest_change_follows_noise(machine: Callable[..., list[str]], tmp_path: Path) -> None:
     found = {}
     for relative in (0.01, 0.05):
         machine(relative, **{f"old{relative}": 10.0, "new": 10.0})

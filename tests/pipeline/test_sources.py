@@ -123,9 +123,7 @@ def test_report_of_every_source_states_its_identity(source: Source, tmp_path: Pa
     assert conversion.database.stat().st_mtime_ns >= source.modified_ns(recording)
 
 
-def test_recordings_of_every_source_are_found_at_any_depth_with_unique_names(
-    source: Source, tmp_path: Path
-) -> None:
+def test_recordings_of_every_source_are_found_at_any_depth(source: Source, tmp_path: Path) -> None:
     places = [tmp_path / "a" / f"rank{rank}" / "run_ascend_pt" for rank in (0, 1)]
     recordings = [MAKERS[source.kind](place) for place in places]
     found = [item for item in discovery.find([tmp_path]) if isinstance(item, FoundRecording)]
@@ -135,9 +133,7 @@ def test_recordings_of_every_source_are_found_at_any_depth_with_unique_names(
 
 
 @pytest.mark.parametrize("command", ["build", "import"])
-def test_build_and_import_list_and_accept_every_source(
-    command: str, source: Source, tmp_path: Path
-) -> None:
+def test_build_and_import_accept_every_source(command: str, source: Source, tmp_path: Path) -> None:
     recording = MAKERS[source.kind](tmp_path)
     help_ = CliRunner().invoke(app, [command, "--help"], terminal_width=200).stdout
     assert source.description.split()[1] in help_
@@ -229,9 +225,7 @@ def test_unreadable_directory_is_reported(tmp_path: Path) -> None:
         (tmp_path / "a").chmod(0o700)
 
 
-def test_unlistable_directory_does_not_stop_the_search(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unlistable_directory_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a").mkdir()
     trace = kineto(tmp_path / "z")
     real = os.scandir
@@ -251,9 +245,7 @@ def test_unlistable_directory_does_not_stop_the_search(
     assert find_recordings(tmp_path) == [trace]
 
 
-def test_search_ends_with_an_error_after_the_maximum_of_entries(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_search_ends_after_the_maximum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(discovery, "MAX_ENTRIES", 20)
     trace = kineto(tmp_path / "a")
     for number in range(30):
@@ -448,9 +440,7 @@ def test_every_source_is_imported_from_an_archive(source: Source, ending: str, p
 @pytest.mark.quick(cases=7)
 @pytest.mark.parametrize("ending", [".gz", ".xz", ".bz2", ".gz.xz", ".bz2.gz"])
 @pytest.mark.parametrize("kind", ["kineto", "nsys", "memory_snapshot", "rocm", "ascend_text"])
-def test_every_single_file_source_is_imported_compressed(
-    kind: str, ending: str, tmp_path: Path
-) -> None:
+def test_every_single_file_is_imported_compressed(kind: str, ending: str, tmp_path: Path) -> None:
     recording = MAKERS[kind](tmp_path / "in")
     if recording.is_dir():
         recording = next(recording.rglob("trace_view.json"))
@@ -492,9 +482,7 @@ def test_unsafe_and_large_archives_are_refused(
     assert not (tmp_path / "outside.json").exists()
 
 
-def test_archive_that_expands_too_much_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_archive_that_expands_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(temporary_inputs, "RATIO_CHECKED_FROM_BYTES", 1 << 20)
     archive = tmp_path / "a.zip"
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as zipped:
@@ -533,9 +521,7 @@ def test_links_in_an_archive_are_not_unpacked(tmp_path: Path) -> None:
         ("train.py", b"import torch\n", "a Python script"),
     ],
 )
-def test_known_formats_are_refused_by_name_with_a_hint(
-    name: str, content: bytes, what: str, tmp_path: Path
-) -> None:
+def test_known_formats_have_a_hint(name: str, content: bytes, what: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content)
     error = find_error(tmp_path / name)
     assert f"is {what}" in str(error)
@@ -562,9 +548,7 @@ def database(path: Path, *tables: str) -> None:
     ("content", "message"),
     [(b"", "is empty"), (b"hello", "not in a format that uprof can convert")],
 )
-def test_other_files_are_refused_with_the_list_of_formats(
-    content: bytes, message: str, tmp_path: Path
-) -> None:
+def test_other_files_are_refused_with_formats(content: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / "x.bin").write_bytes(content)
     error = find_error(tmp_path / "x.bin")
     assert message in str(error)

@@ -164,9 +164,7 @@ def test_closed_input_and_terminal_are_refused(monkeypatch: pytest.MonkeyPatch) 
     assert "is a terminal" in error_text(keep, UsageError)
 
 
-def test_missing_temporary_space_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_temporary_space_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     set_standard_input(monkeypatch, b"x")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
     output = error_text(lambda: read_stored(b"x", monkeypatch), OutputError)

@@ -13,9 +13,7 @@ pytestmark = pytest.mark.clients
 
 
 @pytest.mark.parametrize("prefix", ["nccl", "timeline_analysis", "amd", "critical_path__alexnet"])
-def test_msprof_analyze_accepts_a_converted_trace(
-    prefix: str, shared: Path, tmp_path: Path
-) -> None:
+def test_msprof_analyze_accepts_a_converted_run(prefix: str, shared: Path, tmp_path: Path) -> None:
     reader = os.environ.get("MSPROF_ANALYZE")
     if not reader:
         pytest.skip("needs msprof-analyze")

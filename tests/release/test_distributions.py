@@ -116,9 +116,7 @@ def interpreter(python: str) -> str | None:
 
 
 @pytest.mark.parametrize("which", [0, -1], ids=["oldest", "newest"])
-def test_wheel_reads_reports_on_the_oldest_and_newest_python(
-    distributions: dict[str, Path], which: int
-) -> None:
+def test_wheel_reads_reports_on_two_pythons(distributions: dict[str, Path], which: int) -> None:
     script = ROOT / "scripts" / "try_wheel.py"
     found = [one for one in map(interpreter, SUPPORTED) if one is not None]
     if which and len(found) == 1:

@@ -128,9 +128,7 @@ def mutations(value: Any, shapes: set[str]) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("report", ["base", "device.db"])
-def test_figures_in_the_page_are_as_the_schema_says(
-    report: str, inputs: Path, tmp_path: Path
-) -> None:
+def test_figures_in_the_page_follow_the_schema(report: str, inputs: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     assert uprof("report", inputs / report, "-o", page).returncode == 0
     definitions = contract.schema("report")["$defs"]

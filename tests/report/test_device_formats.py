@@ -29,9 +29,7 @@ def table(text: str) -> list[dict[str, str]]:
     return list(csv.DictReader(StringIO(text)))
 
 
-def test_every_format_is_offered_with_its_extensions(
-    sides: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_every_format_has_its_extensions(sides: tuple[Path, Path], tmp_path: Path) -> None:
     (offered,) = (one for one in app.commands["diff"].params if one.name == "format_")
     choices = list(offered.to_info_dict()["type"]["choices"])
     assert choices == ["text", "json", "csv", "markdown", "html"]

@@ -89,9 +89,7 @@ def test_figures_are_shown_with_their_first_breakdowns(run: Path, tmp_path: Path
     )
 
 
-def test_differences_verdicts_and_advice_are_shown(
-    run: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_public_objects_are_shown(run: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     assert "total" in parse_html(unified_prof.diff(run, run)).text
     folder = tmp_path_factory.mktemp("timelines")
     one, other = (training_step(folder / f"{name}.db") for name in "ab")
@@ -144,9 +142,7 @@ def hostile_timeline(path: Path, lasted: int = 5) -> Path:
         ),
     ],
 )
-def test_hostile_names_are_escaped_and_the_size_is_limited(
-    make: Callable[[Path], Any], tmp_path: Path
-) -> None:
+def test_hostile_names_are_escaped_and_limited(make: Callable[[Path], Any], tmp_path: Path) -> None:
     found = parse_html(make(tmp_path))
     assert "<script>" in found.text, "escaped"
 

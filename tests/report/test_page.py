@@ -18,9 +18,7 @@ WIDTHS = {"phone": 390, "laptop": 1280, "wide": 1920}
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", WIDTHS.values(), ids=WIDTHS)
-def test_page_fits_every_width_without_console_errors(
-    window: Browser, page: Path, width: int, dark: bool
-) -> None:
+def test_page_fits_every_width(window: Browser, page: Path, width: int, dark: bool) -> None:
     window.open(page, width=width, dark=dark)
     for number in (0, 1):
         select_report(window, number)

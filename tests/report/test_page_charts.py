@@ -101,9 +101,7 @@ def test_icicle_is_divided_and_zoomed_by_keyboard(window: Browser, page: Path) -
     assert any(one.startswith("model.py:30: ") for one in labels())
 
 
-def test_steps_are_marked_and_charted_with_their_idle_reasons(
-    window: Browser, tmp_path: Path
-) -> None:
+def test_steps_are_marked_and_charted_with_reasons(window: Browser, tmp_path: Path) -> None:
     path = recording_of_steps(tmp_path / "msprof_1.db")
     with open_analyses(path) as analyses:
         (analysis,) = analyses
@@ -139,9 +137,7 @@ def test_steps_are_marked_and_charted_with_their_idle_reasons(
     assert window.console() == []
 
 
-def test_roofline_has_a_dot_per_operation_and_a_line_per_peak(
-    window: Browser, tmp_path: Path
-) -> None:
+def test_roofline_has_dots_and_a_line_per_peak(window: Browser, tmp_path: Path) -> None:
     operation = "aten::convolution_backward [32,1024,14,14] [1024,256,1,1]"
     rows: list[dict[str, Any]] = [
         {"name": operation, "total_ns": 2000, "count": 2, "detail": "bf16, 989 TFLOP/s"}

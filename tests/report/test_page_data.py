@@ -149,9 +149,7 @@ def test_idle_reasons_of_the_page_are_those_of_the_analysis() -> None:
 
 
 @pytest.mark.parametrize("launch", ["cudaLaunchKernel", "cudaGraphLaunch"])
-def test_trace_of_captured_graphs_is_named_if_graphs_were_replayed(
-    tmp_path: Path, launch: str
-) -> None:
+def test_trace_of_captured_graphs_is_named_after_replays(tmp_path: Path, launch: str) -> None:
     (tmp_path / "graph_capture.json").touch()
     events = [
         kineto.operation("aten::relu", 0, 30),

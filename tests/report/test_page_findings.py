@@ -16,9 +16,7 @@ from tests.report.test_findings_block import recording
 pytestmark = [pytest.mark.slow, browser.needed]
 
 
-def test_finding_has_saving_advice_and_evidence_linked_to_the_timeline(
-    window: Browser, tmp_path: Path
-) -> None:
+def test_finding_has_saving_advice_and_linked_evidence(window: Browser, tmp_path: Path) -> None:
     window.open(write_page(recording(tmp_path / "run.db", every=50 * US)))
     row = window.run("return document.querySelector('.findings li').innerText")
     cost, share, title, text = row.split("\n")[:4]
@@ -34,9 +32,7 @@ def test_finding_has_saving_advice_and_evidence_linked_to_the_timeline(
     assert window.console() == []
 
 
-def test_kernels_of_evidence_are_short_and_found_by_their_full_names(
-    window: Browser, tmp_path: Path
-) -> None:
+def test_kernels_of_evidence_are_found_by_full_names(window: Browser, tmp_path: Path) -> None:
     symbol = "void at::native::elementwise_kernel<4, at::native::direct_copy_kernel_cuda>(int)"
     window.open(write_page(mixed(tmp_path / "run.db", name=symbol, op_type="aten::copy_")))
     button = "const b = document.querySelector('.findings button.plain'); "
@@ -66,9 +62,7 @@ def test_rate_is_shown_only_if_most_shapes_are_known(window: Browser, tmp_path: 
         assert text in window.run(shown)
 
 
-def test_long_symbol_takes_three_lines_and_has_its_full_name_as_title(
-    window: Browser, tmp_path: Path
-) -> None:
+def test_long_symbol_takes_three_lines_and_a_title(window: Browser, tmp_path: Path) -> None:
     name = "Cijk_" + "MT16_" * 80
     with Device(tmp_path / "run.db") as device:
         for at, end in enumerate("ab"):

@@ -15,9 +15,7 @@ from tests.report.on_page import arrow_count, click, drag, selected_text, write_
 pytestmark = [pytest.mark.slow, browser.needed]
 
 
-def test_host_threads_are_drawn_above_the_streams_with_arrows_to_their_tasks(
-    window: Browser, launch_page: Path
-) -> None:
+def test_host_threads_are_above_streams_with_arrows(window: Browser, launch_page: Path) -> None:
     window.open(launch_page)
     lanes = "return [...document.querySelectorAll('.lanes div')].map((one) => one.textContent)"
     assert window.run(lanes) == [
@@ -143,9 +141,7 @@ def test_threads_are_labeled_distinctly_on_a_phone(window: Browser, tmp_path: Pa
         )
 
 
-def test_a_pinned_lane_stays_at_the_top_while_the_others_scroll(
-    window: Browser, launch_page: Path
-) -> None:
+def test_a_pinned_lane_stays_while_others_scroll(window: Browser, launch_page: Path) -> None:
     window.open(launch_page)
     names = "return [...document.querySelectorAll('.lanes div')].map((one) => one.textContent)"
     window.run("document.querySelectorAll('.lanes div')[5].click()")

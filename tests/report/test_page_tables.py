@@ -62,9 +62,7 @@ def test_symbol_is_shown_short_and_found_by_its_full_name(window: Browser, tmp_p
     assert window.run(cell) == [symbol, ""]
 
 
-def test_names_and_lines_take_one_line_each_if_the_window_has_room(
-    window: Browser, tmp_path: Path
-) -> None:
+def test_names_and_lines_take_one_line_if_possible(window: Browser, tmp_path: Path) -> None:
     operation = ("torch::autograd::AccumulateGrad", 1.5, 3.0, [("resnet50_profiler.py", 46)])
     window.open(write_page(run_time_report(tmp_path / "run_time.sqlite", [operation])))
     height, left = window.run(
@@ -81,9 +79,7 @@ COLUMNS = (
 )
 
 
-def test_least_important_columns_are_dropped_in_a_narrow_window_and_shown_if_asked(
-    window: Browser, tmp_path: Path
-) -> None:
+def test_least_important_columns_are_dropped_if_narrow(window: Browser, tmp_path: Path) -> None:
     page = write_page(run_time_report(tmp_path / "run_time.sqlite"))
     window.open(page)
     whole, over = window.run(COLUMNS)
@@ -109,9 +105,7 @@ def test_figures_are_formatted_like_those_of_the_terminal(window: Browser, page:
     assert shown[1:7] == ["1", "4.50 ms", "3.8 %", "4.50 ms", "1.50 ms", "3.00 ms"]
 
 
-def test_tables_are_copied_and_saved_with_all_rows(
-    window: Browser, page: Path, document: Any
-) -> None:
+def test_tables_are_copied_and_saved_in_full(window: Browser, page: Path, document: Any) -> None:
     window.open(page)
     window.run(
         "window.saved = []; URL.createObjectURL = (blob) => { saved.push(blob); return '#'; };"
@@ -135,9 +129,7 @@ def test_tables_are_copied_and_saved_with_all_rows(
     assert len(copied.splitlines()) == len(expected) + 1
 
 
-def test_counters_have_units_and_constant_zeros_are_left_out(
-    window: Browser, tmp_path: Path
-) -> None:
+def test_counters_have_units_and_no_constant_zeros(window: Browser, tmp_path: Path) -> None:
     with Device(tmp_path / "msprof_1.db") as device:
         device.task(0, 100, kernel=("mm", "MatMul"))
         device.task(200, 300, kernel=("add", "Add"))

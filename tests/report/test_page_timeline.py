@@ -68,9 +68,7 @@ def test_timeline_begins_with_the_time_of_the_work(window: Browser, tmp_path: Pa
     assert window.run(view) == [0, 400_000]
 
 
-def test_busiest_part_is_offered_if_tasks_are_too_many_to_draw(
-    window: Browser, tmp_path: Path
-) -> None:
+def test_busiest_part_is_offered_for_too_many_tasks(window: Browser, tmp_path: Path) -> None:
     path = recording_of_tasks(tmp_path / "msprof_1.db", 300_000)
     window.open(write_page(path))
     note = window.run("return document.querySelector('#merged').textContent")

@@ -57,9 +57,7 @@ def test_file_without_extension_is_text(report: Path) -> None:
     assert "6.25 ms in 3 calls" in output.read_text(encoding="utf-8")
 
 
-def test_command_line_has_priority_over_environment_variables(
-    report: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_command_line_precedes_the_variables(report: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UPROF_REPORT_FORMAT", "csv")
     assert uprof("report", report).stdout.startswith("report,by")
     assert uprof("report", report, "-o", report.with_name("o.html")).returncode == 0

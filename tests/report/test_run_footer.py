@@ -79,9 +79,7 @@ def test_parts_of_the_median_iteration_add_up_to_its_duration(tmp_path: Path) ->
     ("samples", "rate"),
     [("32", ", 2,909 samples/s"), ("5.5", ", 500 samples/s"), ("many", ""), ("-1", ""), ("", "")],
 )
-def test_samples_per_second_are_those_of_the_median_iteration(
-    samples: str, rate: str, tmp_path: Path
-) -> None:
+def test_samples_per_second_are_of_the_median(samples: str, rate: str, tmp_path: Path) -> None:
     facts = {"samples_per_iteration": samples}
     path = run_time_report(tmp_path / "r.sqlite", iterations=ITERATIONS, facts=facts)
     with open_analyses(path) as analyses:

@@ -65,9 +65,7 @@ def test_converted_traces_give_every_format(shared: Path, tmp_path: Path, name: 
     assert sorted(found) == expected
 
 
-def test_forward_and_backward_time_of_a_recorded_training_are_separated(
-    shared: Path, tmp_path: Path
-) -> None:
+def test_forward_and_backward_times_are_separated(shared: Path, tmp_path: Path) -> None:
     path = tmp_path / "report.db"
     convert(shared / "samples" / "kineto" / "nccl_parser_config__nccl_data.json.gz", path)
     with open_analyses(path) as (analysis,):
@@ -87,9 +85,7 @@ def test_forward_and_backward_time_of_a_recorded_training_are_separated(
 
 @pytest.mark.quick(cases=1)
 @pytest.mark.parametrize("name", ["h100_bert-small", "b200_eager", "mi300_vit"])
-def test_kernel_names_of_real_devices_fit_a_table_and_stay_distinct(
-    shared: Path, tmp_path: Path, name: str
-) -> None:
+def test_kernel_names_of_devices_stay_distinct(shared: Path, tmp_path: Path, name: str) -> None:
     path = tmp_path / "report.db"
     convert(shared / "samples" / "kineto" / f"{name}.json.gz", path)
     with open_reports(path) as opened:

@@ -69,9 +69,7 @@ def test_every_breakdown_has_the_figures_of_json(timeline: Path, tmp_path: Path,
 
 
 @pytest.mark.parametrize("ending", ["parquet", "arrow", "feather"])
-def test_parquet_and_arrow_have_the_same_columns(
-    timeline: Path, tmp_path: Path, ending: str
-) -> None:
+def test_parquet_and_arrow_have_equal_columns(timeline: Path, tmp_path: Path, ending: str) -> None:
     output = tmp_path / f"rows.{ending}"
     done = uprof("report", timeline, "--by", "kernel", "--top", "2", "--stats", "-o", output)
     assert done.returncode == 0, done.stderr

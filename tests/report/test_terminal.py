@@ -25,9 +25,7 @@ def fact_lines(text: str, width: int | None = None) -> list[str]:
 
 @pytest.mark.parametrize("width", [40, 80, 120, None])
 @pytest.mark.parametrize("count", [1, 5, 15])
-def test_facts_are_wrapped_with_an_indent_and_units_stay_with_their_numbers(
-    count: int, width: int | None
-) -> None:
+def test_facts_are_wrapped_and_units_stay_in_place(count: int, width: int | None) -> None:
     text = "; ".join(f"idle for reason {number} 1.00 ms (10.0 %)" for number in range(count))
     lines = fact_lines(text, width)
     assert " ".join(line[14:] for line in lines) == text
@@ -156,18 +154,14 @@ def test_device_is_shortened_to_its_number() -> None:
 
 
 @pytest.mark.parametrize("backward", [None, 3.0])
-def test_forward_is_shown_only_if_it_differs_from_the_time(
-    tmp_path: Path, backward: float | None
-) -> None:
+def test_forward_is_shown_only_if_it_differs(tmp_path: Path, backward: float | None) -> None:
     operation = ("linear", 1.5, backward, [("model.py", 12)])
     text = uprof("report", run_time_report(tmp_path / "run_time.sqlite", [operation])).stdout
     (headings,) = (line.split() for line in text.splitlines() if line.startswith("operation "))
     assert ("forward" in headings) == (backward is not None)
 
 
-def test_nothing_is_said_about_the_time_of_operations_that_was_not_measured(
-    tmp_path: Path,
-) -> None:
+def test_nothing_is_said_about_the_time_of_operations_that_was_not_measured(tmp_path: Path) -> None:
     with open_reports(memory_report(tmp_path / "memory.sqlite")) as opened:
         (analysis,) = opened.analyses
         breakdown = replace(analysis.breakdown("operation"), whole_ns=1_000_000)

@@ -196,9 +196,7 @@ def test_damaged_rank_is_left_out_of_the_trace(recording: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("ending", [".json", ".perfetto-trace"])
-def test_rank_with_a_damaged_table_is_written_partially(
-    recording: Path, tmp_path: Path, ending: str
-) -> None:
+def test_rank_with_a_damaged_table_is_partial(recording: Path, tmp_path: Path, ending: str) -> None:
     if ending != ".json":
         pytest.importorskip("perfetto")
     folder = tmp_path / "ranks"

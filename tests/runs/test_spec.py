@@ -61,7 +61,5 @@ def test_contradictory_options_are_refused_early(wish: dict[str, Any], message: 
     ("reports", "asks"),
     [(("timeline",), False), ((), False), (("timeline", "memory"), True), (("run-time",), True)],
 )
-def test_operations_are_required_by_the_reports_that_use_them(
-    reports: tuple[str, ...], asks: bool
-) -> None:
+def test_operations_are_required_by_their_reports(reports: tuple[str, ...], asks: bool) -> None:
     assert replace(SPEC, reports=reports).asks_for_operations is asks

@@ -66,9 +66,7 @@ def write(folder: Path, text: str = "pass", mark: str = MARK) -> int:
     return code
 
 
-def test_first_run_creates_the_comment_and_the_next_updates_it(
-    place: Forge, tmp_path: Path
-) -> None:
+def test_first_run_creates_the_comment_next_updates_it(place: Forge, tmp_path: Path) -> None:
     place.comments += [{"id": one, "body": f"about {MARK}"} for one in range(150)]
     assert write(tmp_path, "⚠️ unclear") == 0
     assert write(tmp_path, "✅ pass") == 0
@@ -177,9 +175,7 @@ exit 1
 
 @pytest.mark.quick(cases=2)
 @pytest.mark.parametrize("name", _HOSTILE)
-def test_hostile_branches_titles_and_paths_run_nothing(
-    server: Forge, tmp_path: Path, name: str
-) -> None:
+def test_hostile_branches_and_paths_run_nothing(server: Forge, tmp_path: Path, name: str) -> None:
     repository, work = tmp_path / "repository", tmp_path / f"work {name}"
     make_repository(repository, "", "changed = True")
     subprocess.run(["git", "branch", name, "HEAD~1"], cwd=repository, check=True)

@@ -49,9 +49,7 @@ def test_equal_rows_are_only_counted(script: Any, capsys: Any) -> None:
 
 
 @pytest.mark.slow
-def test_commands_run_in_a_warm_process_and_directories_are_skipped(
-    side: Any, tmp_path: Path
-) -> None:
+def test_commands_run_in_a_warm_process_not_directories(side: Any, tmp_path: Path) -> None:
     output = side.run(("db", "current", str(tmp_path / "after" / "none.db")), tmp_path / "after")
     assert side.clean(output).startswith("exit code 7\n")
     assert "<folder>/none.db does not exist" in side.clean(output)

@@ -11,9 +11,7 @@ from unified_prof.explain.api import open_reports
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 
 
-def test_generated_training_has_phases_locations_and_launches(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_training_has_phases_and_launches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [str(SCRIPTS), *sys.path])
     made_training = importlib.import_module("made_training")
     made_training.make(tmp_path / "msprof_1.db", 1500, kernels=5000)

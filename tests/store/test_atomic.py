@@ -68,9 +68,7 @@ def test_file_created_meanwhile_is_not_overwritten(tmp_path: Path) -> None:
     assert names(tmp_path) == ["out"]
 
 
-def test_file_is_renamed_without_hard_links(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_is_renamed_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise OSError(errno.EPERM, "Operation not permitted")
 
@@ -92,9 +90,7 @@ def test_symbolic_link_is_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("target_exists", [True, False])
-def test_symbolic_link_is_written_through_with_force_only(
-    tmp_path: Path, *, target_exists: bool
-) -> None:
+def test_symbolic_link_is_written_with_force_only(tmp_path: Path, *, target_exists: bool) -> None:
     target, link = tmp_path / "elsewhere", tmp_path / "out"
     if target_exists:
         target.write_text("old")

@@ -35,9 +35,7 @@ def fetch(values: list[Any]) -> Any:
         ([], np.int64, []),
     ],
 )
-def test_values_become_the_narrowest_exact_array(
-    values: list[Any], dtype: Any, expected: list[Any]
-) -> None:
+def test_values_become_narrow_arrays(values: list[Any], dtype: Any, expected: list[Any]) -> None:
     found = fetch(values)
     assert found.dtype == dtype
     assert found.tolist() == expected

@@ -185,9 +185,7 @@ def test_any_relative_or_absolute_file_name_is_read(
         (b"SQLite format 3\0" + b"\xff" * 5000, "bad.db"),
     ],
 )
-def test_other_files_are_refused_with_a_reason(
-    tmp_path: Path, content: bytes, message: str
-) -> None:
+def test_other_files_are_refused_with_reason(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "bad.db"
     path.write_bytes(content)
     with unchanged(path), pytest.raises(StoreError) as raised:

@@ -172,9 +172,7 @@ def test_temporary_directory_is_removed_if_descriptors_run_out(tmp_path: Path) -
     assert names(tmp_path) == []
 
 
-def test_signal_during_the_removal_of_a_temporary_directory_waits(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_signal_during_removal_of_a_directory_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     unlink = os.unlink
 
     def interrupted(*arguments: Any, **options: Any) -> None:

@@ -14,13 +14,7 @@ from unified_prof import open_report
 from unified_prof.errors import SchemaVersionError, StoreError, UsageError
 from unified_prof.schema import catalogue
 from unified_prof.schema.catalogue import MSPROF, REVISIONS
-from unified_prof.schema.msprof import (
-    MODELS,
-    CommunicationOp,
-    ComputeTask,
-    HcclDataType,
-    Task,
-)
+from unified_prof.schema.msprof import MODELS, CommunicationOp, ComputeTask, HcclDataType, Task
 from unified_prof.sqlite import reader
 from unified_prof.sqlite.writer import ReportWriter
 
@@ -216,9 +210,7 @@ def test_names_from_the_file_are_quoted(path: Path) -> None:
         "UPDATE META_DATA SET value = '2.0.0_20300101' WHERE name = 'UPROF_SCHEMA_REVISION'",
     ],
 )
-def test_unknown_revision_is_refused_unless_any_revision_is_accepted(
-    path: Path, damage: str
-) -> None:
+def test_unknown_revision_is_refused_unless_any_is_accepted(path: Path, damage: str) -> None:
     with ReportWriter(path) as writer:
         writer.write("TASK", {"startNs": [1]})
     execute(path, damage)
@@ -343,9 +335,7 @@ def test_tables_become_data_frames_and_arrow_tables_exactly(path: Path) -> None:
 
 @pytest.mark.quick(cases=1)
 @pytest.mark.parametrize(("name", "revision"), SAMPLES)
-def test_databases_of_real_devices_are_read_by_all_models(
-    shared: Path, name: str, revision: str
-) -> None:
+def test_real_databases_are_read_by_all_models(shared: Path, name: str, revision: str) -> None:
     path = shared / "samples" / "ascend" / name
     before = path.read_bytes()
     with open_report(path) as report, report.session() as session:

@@ -81,9 +81,7 @@ def test_invalid_run_json_is_an_error(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["pipe", "terabyte"])
-def test_run_json_that_would_block_or_fill_the_memory_is_not_read(
-    tmp_path: Path, kind: str
-) -> None:
+def test_run_json_that_would_block_or_fill_memory_is_not_read(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "run.json"
     if kind == "pipe":
         os.mkfifo(path)

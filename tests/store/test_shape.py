@@ -56,9 +56,7 @@ def test_files_of_one_schema_are_queried_once(tmp_path: Path, queried_tables: li
     assert len(set(found)) == 1
 
 
-def test_different_column_table_or_view_is_another_schema(
-    tmp_path: Path, queried_tables: list[str]
-) -> None:
+def test_different_column_is_another_schema(tmp_path: Path, queried_tables: list[str]) -> None:
     first = create_report(tmp_path / "1.db")
     wider = create_report(tmp_path / "2.db", "ALTER TABLE TASK ADD COLUMN depth INTEGER")
     more = create_report(tmp_path / "3.db", "CREATE TABLE extra (id INTEGER)")
@@ -89,9 +87,7 @@ def test_views_of_one_revision_are_not_used_for_another(tmp_path: Path) -> None:
             assert created == ([("COMPUTE_TASK_INFO",)] if path == old else [])
 
 
-def test_number_of_cached_schemas_is_limited(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cached_schemas_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shapes, "_shapes", type(shapes._shapes)())
     for number in range(40):
         with closing(sqlite3.connect(":memory:")) as db:

@@ -28,9 +28,7 @@ Writer = Callable[..., None]
         (skyline_writer.write_memory, SKYLINE_MEMORY),
     ],
 )
-def test_tables_have_the_documented_declarations(
-    write: Writer, family: str, tmp_path: Path
-) -> None:
+def test_tables_have_documented_declarations(write: Writer, family: str, tmp_path: Path) -> None:
     path = tmp_path / "report.sqlite"
     write(path, tracked_run(), FACTS)
     declared = load(family, "1")

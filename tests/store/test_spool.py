@@ -41,9 +41,7 @@ def test_written_spool_is_read_back(tmp_path: Path) -> None:
     assert [*tmp_path.iterdir()] == []
 
 
-def test_failed_write_keeps_the_previous_spool(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_write_keeps_the_spool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written = Spool(tmp_path, "")
     written.write(CONTENT)
 
@@ -93,9 +91,7 @@ def _framed(payload: bytes, version: int = 1) -> bytes:
         pytest.param(b"", 2, "spool version 2 is not supported, expected 1", id="later version"),
     ],
 )
-def test_deep_nesting_and_later_versions_are_refused(
-    payload: bytes, version: int, message: str
-) -> None:
+def test_deep_or_later_documents_are_refused(payload: bytes, version: int, message: str) -> None:
     with pytest.raises(RawFormatError, match=message):
         run_spool.decode(_framed(payload, version), where="somewhere")
 

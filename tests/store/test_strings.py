@@ -15,9 +15,7 @@ def test_ids_are_dense_in_the_order_of_first_use(texts: list[str]) -> None:
 
 
 @given(st.lists(st.text(max_size=3)), st.lists(st.text(max_size=3)), st.integers(1, 4))
-def test_interning_many_texts_equals_interning_each(
-    first: list[str], second: list[str], size: int
-) -> None:
+def test_interning_many_equals_each(first: list[str], second: list[str], size: int) -> None:
     pool, other = StringPool(), StringPool()
     assert pool.intern_all(first).tolist() == [other.intern(text) for text in first]
     assert pool.intern_all(iter(second)).tolist() == [other.intern(text) for text in second]

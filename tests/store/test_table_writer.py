@@ -47,9 +47,7 @@ def write_and_query(
     return execute(path, query)
 
 
-def test_few_rows_are_inserted_and_many_become_pages(
-    tmp_path: Path, inserted_rows: dict[str, int]
-) -> None:
+def test_few_rows_are_inserted_many_paged(tmp_path: Path, inserted_rows: dict[str, int]) -> None:
     with ReportWriter(tmp_path / "msprof.db") as report:
         report.write("TASK", {"startNs": np.arange(MANY)})
         for number in range(MANY):

@@ -31,9 +31,7 @@ def test_missing_report_is_named(tmp_path: Path) -> None:
         complete_run(tmp_path / "gone.sqlite", {"exit_code": "0"})
 
 
-def test_report_written_by_another_process_is_a_store_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_report_in_use_is_a_store_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = create_report(tmp_path / "report.sqlite")
     connect = sqlite3.connect
     monkeypatch.setattr(sqlite3, "connect", lambda path: connect(path, timeout=0))

@@ -274,9 +274,7 @@ def test_writing_outside_the_block_is_an_error(path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, OSError, SystemExit])
-def test_exception_in_the_block_is_raised_and_leaves_no_file(
-    path: Path, error: type[BaseException]
-) -> None:
+def test_exception_is_raised_and_leaves_no_file(path: Path, error: type[BaseException]) -> None:
     def work() -> None:
         with ReportWriter(path) as report:
             report.write("TASK", {"startNs": np.arange(1000)})

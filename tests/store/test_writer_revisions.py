@@ -37,9 +37,7 @@ def path(tmp_path: Path) -> Path:
         ("latest", "blockNum, mixBlockNum"),
     ],
 )
-def test_renamed_columns_have_the_name_of_the_revision(
-    path: Path, revision: str, columns: str
-) -> None:
+def test_renamed_columns_fit_the_revision(path: Path, revision: str, columns: str) -> None:
     with ReportWriter(path, revision=revision) as report:
         report.write("COMPUTE_TASK_INFO", COMPUTE)
     assert execute(path, f"SELECT {columns} FROM COMPUTE_TASK_INFO") == [(24, 2), (48, 2), (24, 2)]

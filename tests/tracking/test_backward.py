@@ -55,9 +55,7 @@ def test_each_node_is_timed_once_and_belongs_to_its_call(recording: RecordingSes
 
 
 @pytest.mark.parametrize("positional", [True, False])
-def test_nodes_created_by_backward_belong_to_the_original_call(
-    recording: RecordingSession, positional: bool
-) -> None:
+def test_nodes_of_backward_keep_their_call(recording: RecordingSession, positional: bool) -> None:
     x = torch.ones(3, requires_grad=True)
     iteration = recording.begin()
     y = x.sin()
@@ -74,9 +72,7 @@ def test_nodes_created_by_backward_belong_to_the_original_call(
 
 
 @pytest.mark.parametrize("positional", [True, False])
-def test_create_graph_is_recognized_as_position_and_keyword(
-    recording: RecordingSession, positional: bool
-) -> None:
+def test_create_graph_is_found_in_any_form(recording: RecordingSession, positional: bool) -> None:
     from torch.autograd.graph import _engine_run_backward as engine
 
     x = torch.ones(3, requires_grad=True)
@@ -135,9 +131,7 @@ def test_hooks_of_the_program_are_called(recording: RecordingSession) -> None:
     assert torch.allclose(x.grad, untracked.grad)
 
 
-def test_gradient_of_an_intermediate_tensor_runs_only_nodes_after_it(
-    recording: RecordingSession,
-) -> None:
+def test_gradient_of_an_intermediate_runs_nodes_after_it(recording: RecordingSession) -> None:
     x, w = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
     iteration = recording.begin()
     hidden = (x * w).tanh()
@@ -149,9 +143,7 @@ def test_gradient_of_an_intermediate_tensor_runs_only_nodes_after_it(
     assert owners.tolist() == [3, 2], "neither tanh nor the product"
 
 
-def test_graph_retained_for_several_backward_passes_is_measured(
-    workload: Workload, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_retained_graph_is_measured(workload: Workload, capsys: pytest.CaptureFixture[str]) -> None:
     tracked = workload.track(NET + """
 net = Net()
 optimizer = torch.optim.SGD(net.parameters(), lr=0.1)

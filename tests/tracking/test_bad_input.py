@@ -84,9 +84,7 @@ def test_exception_shows_only_the_traceback_of_the_program(
     assert "unified_prof" not in error
 
 
-def test_exception_in_backward_shows_only_the_traceback_of_the_program(
-    workload: Workload, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_only_own_traceback_shown(workload: Workload, capsys: pytest.CaptureFixture[str]) -> None:
     workload.write("main.py", NET.replace("x * self.w", "Bad.apply(x * self.w)") + """
 class Bad(torch.autograd.Function):
     @staticmethod
@@ -122,9 +120,7 @@ for number in range(100):
     assert outcome.failure == "the workload exited with 7 after 5 of 50 measured iterations"
 
 
-def test_ctrl_c_keeps_complete_iterations(
-    workload: Workload, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ctrl_c_keeps_iterations(workload: Workload, capsys: pytest.CaptureFixture[str]) -> None:
     workload.write("main.py", (NET + PROVIDERS).replace(
         "        optimizer.step()",
         "        optimizer.step()\n        optimizer.count = getattr(optimizer, 'count', 0) + 1\n"

@@ -6,9 +6,7 @@ from tests.processes import python
 from tests.tracking.workloads import FORKS_TRAIN, LOOP, NET, Workload, in_backward, names
 
 
-def test_data_loader_workers_are_not_tracked(
-    workload: Workload, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_loader_workers_untracked(workload: Workload, capsys: pytest.CaptureFixture[str]) -> None:
     tracked = workload.track(
         NET
         + """
@@ -36,9 +34,7 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 @FORKS_TRAIN
-def test_forked_child_is_not_tracked(
-    workload: Workload, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_forked_child_untracked(workload: Workload, capsys: pytest.CaptureFixture[str]) -> None:
     tracked = workload.track(
         NET
         + """
@@ -98,9 +94,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-def test_distributed_data_parallel_is_tracked_in_one_process(
-    workload: Workload, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ddp_is_tracked_in_one_process(workload: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
     for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", **ranks}.items():
         monkeypatch.setenv(name, value)

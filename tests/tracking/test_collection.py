@@ -96,9 +96,7 @@ def test_collection_is_restored_in_a_forked_child() -> None:
         assert gc.get_threshold()[0] == 0
 
 
-def test_collection_is_restored_after_a_failed_backward_pass(
-    workload: Workload, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_collection_is_restored(workload: Workload, capsys: pytest.CaptureFixture[str]) -> None:
     before = gc.get_threshold()
     workload.write("main.py", NET + """
 import gc

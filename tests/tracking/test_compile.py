@@ -21,9 +21,7 @@ class Net(nn.Module):
 """
 
 
-def test_modules_are_excluded_with_one_update_of_the_compiler(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_modules_are_excluded_with_one_update_of_dynamo(monkeypatch: pytest.MonkeyPatch) -> None:
     rules: dict[str, Any] = {"skipped": [], "updates": []}
     exec(
         "def _recompile_re(): updates.append(len(skipped))\n"
@@ -118,9 +116,7 @@ for _ in range(12):
 
 
 @pytest.mark.slow
-def test_compiled_model_without_an_optimizer_has_iterations_and_one_graph(
-    workload: Workload, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_compiled_model_has_steps(workload: Workload, capsys: pytest.CaptureFixture[str]) -> None:
     calls = "for _ in range(12):\n    with torch.no_grad():\n        model(torch.randn(4, 8))\n"
     program = FULL_GRAPH.replace("optimizer = torch.optim.Adam(net.parameters(), 0.1)\n", "")
     tracked = workload.track(program + calls + GRAPHS, iterations=3, reports=("run-time",))

@@ -215,9 +215,7 @@ def test_work_time_is_that_of_the_kernels(machine: Machine, clock: EventClock) -
     assert clock.elapsed_ms(first, starts[0]) == pytest.approx(1.5 + EVENT_NS / MS, rel=0.01)
 
 
-def test_time_is_doubtful_if_the_device_caught_up_within_the_call(
-    machine: Machine, clock: EventClock
-) -> None:
+def test_time_is_doubtful_if_the_device_caught_up(machine: Machine, clock: EventClock) -> None:
     start = clock.before((), {}, "conv")
     machine.now_ns += 100 * MS
     clock.after(start)
@@ -225,9 +223,7 @@ def test_time_is_doubtful_if_the_device_caught_up_within_the_call(
     assert (clock.timed, clock.caught_up) == (1, 1)
 
 
-def test_time_without_a_delay_is_exact_if_the_device_is_busy(
-    machine: Machine, clock: EventClock
-) -> None:
+def test_time_without_a_delay_is_exact_if_busy(machine: Machine, clock: EventClock) -> None:
     clock.lag = None
     machine.occupy(10 * MS)
     busy = clock.before((), {}, "conv")
@@ -263,9 +259,7 @@ def test_following_interval_begins_after_its_delay(machine: Machine, clock: Even
     assert clock.work_ms([first, second], [end, third_end]) == pytest.approx([0.005, 0.009])
 
 
-def test_nothing_is_recorded_before_the_program_uses_the_device(
-    machine: Machine, clock: EventClock
-) -> None:
+def test_nothing_is_recorded_before_a_device_is_used(machine: Machine, clock: EventClock) -> None:
     machine.initialized = False
     recorded = machine.events
     assert clock.mark() == clock.before((), {}, "conv") == NO_MARK
@@ -355,9 +349,7 @@ def test_call_is_timed_on_the_device_of_its_arguments(
     assert clock.used == {device}
 
 
-def test_events_are_reused_after_their_marks_are_discarded(
-    machine: Machine, clock: EventClock
-) -> None:
+def test_events_are_reused_after_marks_are_dropped(machine: Machine, clock: EventClock) -> None:
     clock.lag = None
     first = [clock.mark() for _ in range(3)]
     created = machine.events
@@ -369,27 +361,19 @@ def test_events_are_reused_after_their_marks_are_discarded(
     assert machine.events == created + 1
 
 
-def test_failed_device_is_reported_once_and_never_raises_within_the_program(
-    machine: Machine, clock: EventClock
-) -> None:
+def test_failed_device_is_reported_once_and_not_raised(machine: Machine, clock: EventClock) -> None:
     start, end = clock.mark(), clock.mark()
     machine.fails = True
     assert clock.before((), {}, "conv") == NO_MARK
     assert clock.mark() == NO_MARK
     assert np.isnan(clock.elapsed_ms(start, end))
     assert (clock.lag, clock.timed) == (None, 0)
-    assert set(clock._anomalies) == {
-        "event_not_recorded",
-        "device_not_held_back",
-        "event_not_read",
-    }
+    assert set(clock._anomalies) == {"event_not_recorded", "device_not_held_back", "event_not_read"}
     with pytest.raises(DeviceFault, match="the device failed"):
         clock.synchronize()
 
 
-def test_device_without_a_waiting_kernel_is_kept_busy_by_filling_memory(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_device_without_a_wait_kernel_fills_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[tuple[int, str]] = []
     filled: list[int] = []
 

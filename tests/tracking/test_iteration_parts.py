@@ -92,9 +92,7 @@ for step in range(24):
         ),
     ],
 )
-def test_work_of_some_iterations_is_a_part_of_its_own(
-    workload: Workload, part: str, before: str, work: str
-) -> None:
+def test_some_iterations_have_parts(workload: Workload, part: str, before: str, work: str) -> None:
     workload.write("main.py", SOMETIMES.format(before=before, work=work))
     tracked = workload.tracked("main.py", iterations=6)
     having = [record for record in tracked.iterations if part in record.parts_ms]
@@ -177,18 +175,14 @@ def test_marks_of_many_reads_start_no_garbage_collection() -> None:
 @pytest.mark.parametrize(
     "read", ["int(loss)", "bool(loss > 0)", "[0][loss.long() * 0]", "loss.cpu()"]
 )
-def test_every_read_of_a_tensor_on_the_host_is_a_synchronizing_read(
-    workload: Workload, read: str
-) -> None:
+def test_every_read_on_the_host_is_a_synchronizing_read(workload: Workload, read: str) -> None:
     workload.write("main.py", TRAINING.replace("loss.item()", read))
     tracked = workload.tracked("main.py", scope="project")
     assert json.loads(tracked.facts["part_lines"])["synchronizing_reads"] == "main.py:23"
     assert all(record.parts_ms["synchronizing_reads"] > 0 for record in tracked.iterations)
 
 
-def test_clipping_and_reads_in_compiled_code_are_traced_without_a_graph_break(
-    workload: Workload,
-) -> None:
+def test_clipping_and_reads_are_traced_without_a_graph_break(workload: Workload) -> None:
     workload.write(
         "main.py",
         """
@@ -230,9 +224,7 @@ def test_a_torchscript_module_is_one_operation_with_its_backward_time(workload: 
     assert max(operation.backward_ms) > 0
 
 
-def test_a_report_of_training_in_another_thread_says_that_it_is_not_tracked(
-    workload: Workload,
-) -> None:
+def test_training_in_another_thread_is_said_to_be_untracked(workload: Workload) -> None:
     workload.write(
         "main.py",
         """
@@ -314,9 +306,7 @@ class Machine(WaitingTime):
         self.waited_ns += waits_us * 1000
 
 
-def test_waiting_and_cpu_time_belong_to_the_long_part_before_a_reading(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_waiting_and_cpu_time_belong_to_the_long_part(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine()
     for module in ("passes", "device"):
         name = f"unified_prof.tracking.{module}.perf_counter_ns"

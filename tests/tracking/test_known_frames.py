@@ -224,9 +224,7 @@ class Net(nn.Module):
 
 
 @pytest.mark.skipif(sys.gettrace() is not None, reason="a debugger uses the frames")
-def test_known_call_paths_lead_to_the_result_of_a_walk(
-    workload: Workload, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_known_paths_equal_a_walk(workload: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
     known = workload.model(DEEP_NET, iterations=4, scope="project")
     monkeypatch.setattr(StackWalker, "locate", lambda *_: None)
     walked = workload.model(DEEP_NET, iterations=4, scope="project")
@@ -249,9 +247,7 @@ class Net(nn.Module):
 """
 
 
-def test_most_calls_find_their_site_without_a_walk(
-    workload: Workload, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_most_calls_need_no_walk(workload: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
     walks: list[str] = []
     walk = StackWalker.walk
 

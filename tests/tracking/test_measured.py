@@ -9,9 +9,7 @@ from tests.tracking.workloads import LOOP, NET, PROVIDERS, Workload, names
 from unified_prof.base.run_spec import Capture
 
 
-def test_measurement_is_passed_on_while_the_script_runs(
-    workload: Workload, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_results_arrive_early(workload: Workload, capsys: pytest.CaptureFixture[str]) -> None:
     captures: list[Capture] = []
     printed: list[str] = []
 
@@ -27,9 +25,7 @@ def test_measurement_is_passed_on_while_the_script_runs(
     assert names(tracked) == ["linear", "relu"]
 
 
-def test_measurement_is_passed_on_once_if_the_script_marks_further_steps(
-    workload: Workload,
-) -> None:
+def test_measurement_is_passed_on_once_despite_further_steps(workload: Workload) -> None:
     captures: list[Capture] = []
     loop = LOOP.replace("step()", "step(); unified_prof.step()").replace("main(20)", "main(30)")
     workload.write("main.py", NET + "import unified_prof\n" + loop)
@@ -78,9 +74,7 @@ def test_incomplete_measurement_is_not_passed_on(workload: Workload) -> None:
     assert outcome.tracked is not None
 
 
-def test_failing_callback_does_not_stop_the_script(
-    workload: Workload, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_failing_callback_is_safe(workload: Workload, capsys: pytest.CaptureFixture[str]) -> None:
     def full(_: Capture) -> None:
         raise OSError("disk full")
 
@@ -92,9 +86,7 @@ def test_failing_callback_does_not_stop_the_script(
     assert capsys.readouterr().out == "the end\n"
 
 
-def test_timeline_without_reports_is_passed_on_without_records(
-    workload: Workload, tmp_path: Path
-) -> None:
+def test_timeline_without_reports_is_without_records(workload: Workload, tmp_path: Path) -> None:
     captures: list[Capture] = []
     workload.write("main.py", NET + LOOP)
     workload.run(reports=(), instruments=[Spy([], "a")], on_measured=captures.append)

@@ -139,9 +139,7 @@ def test_sizes_of_activations(
         ("torch.autograd.graph.saved_tensors_hooks(lambda t: t.numpy(), torch.from_numpy)", 0),
     ],
 )  # fmt: skip
-def test_saved_tensor_hooks_of_the_program_decide_the_size(
-    workload: Workload, hooks: str, expected: int
-) -> None:
+def test_hooks_of_the_program_set_the_size(workload: Workload, hooks: str, expected: int) -> None:
     tracked = workload.model(
         net("self.w = nn.Parameter(torch.ones(8))",
             f"with {hooks}:\n            return (self.w + x.detach()).tanh()")

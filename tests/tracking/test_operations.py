@@ -48,9 +48,7 @@ class Net(nn.Module):
         ("for row in x * self.w: pass\n        return row", ["mul", "unbind"]),
     ],
 )  # fmt: skip
-def test_operation_names_equal_those_of_skyline(
-    workload: Workload, line: str, expected: list[str]
-) -> None:
+def test_names_equal_those_of_skyline(workload: Workload, line: str, expected: list[str]) -> None:
     assert names(workload.model(net(*line.split("\n        ")))) == expected
 
 
@@ -66,9 +64,7 @@ def test_operation_names_equal_those_of_skyline(
         ("return torch.ops.aten.relu.default(x * self.w)", ["mul", "relu"]),
     ],
 )
-def test_operations_that_skyline_misses_are_recorded(
-    workload: Workload, line: str, expected: list[str]
-) -> None:
+def test_operations_beyond_skyline(workload: Workload, line: str, expected: list[str]) -> None:
     tracked = workload.model(net(line))
     assert names(tracked) == expected
     assert in_backward(tracked) == expected

@@ -55,9 +55,7 @@ def test_no_recomputation_without_checkpoints(workload: Workload) -> None:
 
 
 @pytest.mark.parametrize("blocks", [1, 2])
-def test_nested_and_repeated_checkpoints_are_charged_to_each_call(
-    workload: Workload, blocks: int
-) -> None:
+def test_nested_checkpoints_are_charged_to_each_call(workload: Workload, blocks: int) -> None:
     call = "checkpoint(lambda y: checkpoint(self.block, y, use_reentrant=False).relu(), x, "
     call += "use_reentrant=False)"
     if blocks == 2:

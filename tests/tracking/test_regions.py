@@ -246,9 +246,7 @@ assert "record_function" in str(scripted.graph)
 
 
 @pytest.mark.slow
-def test_compiled_programs_keep_their_graphs(
-    workload: Workload, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_compiled_graphs_are_kept(workload: Workload, capsys: pytest.CaptureFixture[str]) -> None:
     source = (
         NET
         + """

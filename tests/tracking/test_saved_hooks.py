@@ -184,8 +184,6 @@ def test_tracking_started_inside_hooks_measures_no_activations(workload: Workloa
         ("empty", "fairtorch/utils/checkpoint.py", False),
     ],
 )
-def test_placeholders_of_checkpoints_are_no_operations(
-    name: str, path: str, expected: bool
-) -> None:
+def test_placeholders_of_checkpoints_are_no_calls(name: str, path: str, expected: bool) -> None:
     code = compile("pass", str(Path("/lib") / path), "exec")
     assert is_placeholder(name, code) is expected

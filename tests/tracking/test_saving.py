@@ -45,9 +45,7 @@ def run(
 
 
 @pytest.mark.usefixtures("save_every_iteration")
-def test_each_complete_iteration_is_saved(
-    workload: Workload, partial_runs: list[TrackedRun]
-) -> None:
+def test_complete_iterations_are_saved(workload: Workload, partial_runs: list[TrackedRun]) -> None:
     final = run(workload, 30, partial_runs)
     assert final.complete
     assert [len(record.iterations) for record in partial_runs][-2:] == [2, 3], "not the last"
@@ -114,9 +112,7 @@ for step in range(100):
 """
 
 
-def test_long_runs_keep_one_of_several_samples_and_count_the_others(
-    workload: Workload, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_runs_keep_one_of_several(workload: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operations, "_MAX_RAW", 0)
     monkeypatch.setattr(operations, "_MAX_SIZE", 8 * 410)
     tracked = workload.track(NET + DISTURBED, iterations=37)

@@ -89,9 +89,7 @@ def test_requested_scope_is_kept_if_it_has_operations(workload: Workload) -> Non
 
 
 @pytest.mark.parametrize("scope", ["module", "project"])
-def test_scope_is_widened_to_everything_without_project_code(
-    workload: Workload, scope: str
-) -> None:
+def test_scope_is_widened_to_all_without_project_code(workload: Workload, scope: str) -> None:
     elsewhere = workload.folder / "elsewhere"
     elsewhere.mkdir()
     tracked = train(
@@ -115,9 +113,7 @@ def test_scope_is_widened_to_everything_without_project_code(
         "    def forward(me, x):\n        return me.no(x) + me.lin(x)\n",
     ],
 )
-def test_method_is_recognized_by_the_object_it_is_called_on(
-    workload: Workload, methods: str
-) -> None:
+def test_method_is_recognized_by_its_object_only(workload: Workload, methods: str) -> None:
     tracked = train(
         workload,
         "class Net(nn.Module):\n    def __init__(this):\n        super().__init__()\n"

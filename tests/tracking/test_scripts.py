@@ -12,9 +12,7 @@ import pytest
 from tests.tracking.workloads import LOOP, NET, Workload, in_backward, names, places
 
 
-def test_iterations_are_found_and_the_script_runs_to_its_end(
-    workload: Workload, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_script_runs_to_its_end(workload: Workload, capsys: pytest.CaptureFixture[str]) -> None:
     tracked = workload.track(NET + LOOP, iterations=4)
     assert names(tracked) == ["linear", "relu"]
     assert places(tracked.operations[0]) == ["main.py:10"]
@@ -194,9 +192,7 @@ for _ in range(10):
     assert names(workload.tracked()) == ["linear", "relu"] * 2
 
 
-def test_script_is_stopped_after_the_measurement_on_request(
-    workload: Workload, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_script_stops_on_request(workload: Workload, capsys: pytest.CaptureFixture[str]) -> None:
     tracked = workload.track(NET + LOOP.replace("main(20)", "main(10**6)"), stop_after=True)
     assert tracked.complete
     assert "the end" not in capsys.readouterr().out
@@ -319,9 +315,7 @@ def test_everything_in_torch_is_restored(workload: Workload) -> None:
     assert patched_places() == before
 
 
-def test_hooks_are_removed_while_the_script_continues(
-    workload: Workload, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_hooks_are_removed_early(workload: Workload, capsys: pytest.CaptureFixture[str]) -> None:
     workload.write("main.py", NET + LOOP.replace('print("the end")', """
     from torch.optim import optimizer as o
     print(len(o._global_optimizer_post_hooks), torch._C._len_torch_function_stack())
@@ -392,9 +386,7 @@ def test_failing_instrument_loses_only_its_figure(
     assert "peak_usage_not_measured" in tracked.anomalies
 
 
-def test_operations_of_a_closure_are_recorded_but_not_those_of_the_optimizer(
-    workload: Workload,
-) -> None:
+def test_operations_of_a_closure_are_recorded_but_no_optimizer(workload: Workload) -> None:
     tracked = workload.track(NET + """
 net = Net()
 x = torch.randn(4, 8)
@@ -412,9 +404,7 @@ for number in range(16):
     assert in_backward(tracked) == names(tracked)
 
 
-def test_iterations_do_not_contain_the_time_of_tracking(
-    workload: Workload, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_iterations_exclude_tracking(workload: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tracking is slowed down; the durations of iterations do not change."""
     from unified_prof.tracking.stack_walker import StackWalker
 

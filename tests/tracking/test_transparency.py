@@ -129,9 +129,7 @@ for _ in range({count}):
         assert equal_tensors(one, other), f"after iteration {number}"
 
 
-def test_inference_takes_the_same_fast_path(
-    workload: Workload, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_inference_stays_fast(workload: Workload, capsys: pytest.CaptureFixture[str]) -> None:
     script = workload.write(
         "main.py",
         """

@@ -87,9 +87,7 @@ def test_run_ends_with_its_gate(monkeypatch: pytest.MonkeyPatch, gate: Gate) -> 
     taker._answers.close()
 
 
-def test_counts_of_operators_are_those_that_every_iteration_has(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_operator_counts_are_those_every_iteration_has(monkeypatch: pytest.MonkeyPatch) -> None:
     # Other tests of this process may have compiled code.
     monkeypatch.setattr(lockstep, "_compiled_frames", lambda: None)
     facts: dict[str, str] = {}

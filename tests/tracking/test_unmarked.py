@@ -180,9 +180,7 @@ for _ in range(12):
     assert names(tracked) == ["linear", "relu"] * 3
 
 
-def test_module_hierarchy_of_the_programs_profiler_is_unchanged(
-    workload: Workload, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_own_hierarchy_is_kept(workload: Workload, capsys: pytest.CaptureFixture[str]) -> None:
     workload.write("main.py", NET + """
 from torch.profiler import ProfilerActivity, profile
 net = Net()
@@ -216,9 +214,7 @@ def test_single_call_is_one_iteration_and_no_timeline(workload: Workload) -> Non
     assert refused.value.hint == "call unified_prof.step() after each iteration"
 
 
-def test_failed_backward_pass_ends_no_iteration(
-    workload: Workload, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_failed_pass_ends_nothing(workload: Workload, capsys: pytest.CaptureFixture[str]) -> None:
     tracked = workload.track(NET + """
 net = Net()
 for number in range(20):

@@ -52,9 +52,7 @@ def test_waiting_time_is_assigned_to_intervals() -> None:
 
 
 @needs_schedstat
-def test_each_pass_has_its_waiting_time(
-    workload: Workload, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_pass_has_its_waiting(workload: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
     """The reported waiting time grows by the duration of every backward pass."""
     from unified_prof.tracking.passes import Passes
 
@@ -142,9 +140,7 @@ def test_times_of_operations_exclude_waiting(workload: Workload, waits: Waits) -
 
 
 @needs_schedstat
-def test_waiting_before_a_long_operation_is_not_subtracted_from_it(
-    workload: Workload, waits: Waits
-) -> None:
+def test_waiting_before_a_long_operation_is_no_part(workload: Workload, waits: Waits) -> None:
     net = NET.replace(
         "return self.lin(x)", "x = self.lin(x); torch._test_wait(); return slow.apply(x)"
     )

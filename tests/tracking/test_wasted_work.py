@@ -89,9 +89,7 @@ def test_subclasses_whose_content_only_their_own_code_knows_are_unknown() -> Non
         ("torch.autograd.grad(loss, net.parameters(), create_graph=True)", False),
     ],
 )
-def test_backward_passes_through_the_same_graph_are_timed(
-    workload: Workload, before: str, is_repeated: bool
-) -> None:
+def test_repeated_passes_are_timed(workload: Workload, before: str, is_repeated: bool) -> None:
     assert ("repeated_backward_ns" in facts(workload, before=before)) == is_repeated
 
 

@@ -150,9 +150,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> Iter
     [(None, "0"), (SystemExit(3), "3"), (SystemExit("no"), "1"), (SystemExit(), "0"),
      (ValueError(), "1"), (KeyboardInterrupt(), "130")],
 )  # fmt: skip
-def test_all_steps_and_facts_of_a_run_are_written(
-    start: Start, error: BaseException | None, code: str
-) -> None:
+def test_all_steps_are_written(start: Start, error: BaseException | None, code: str) -> None:
     run = start(facts={"workload": "train.py"}, settings={"share": 0.0})
     run.go(100)
     assert (len(run.steps), run.steps.is_running) == (100, True)
@@ -286,9 +284,7 @@ def test_capture_of_an_npu_begins_and_ends_with_msprof(start: Start, failure: st
     assert "kill" in run.msprofs[1].calls
 
 
-def test_failing_exporter_is_removed_and_others_go_on(
-    start: Start, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_failing_exporter_is_removed(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
     received: dict[bool, list[int | str]] = {True: [], False: []}
 
     def exporter(fails: bool) -> Any:
@@ -341,9 +337,7 @@ def test_budget_keeps_the_share_of_triggered_captures(clock: Clock) -> None:
     assert not captures.Budget(0.0).allows()
 
 
-def test_captures_are_explained_one_after_another_and_compared_with_usual_steps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_captures_are_explained_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     killed: list[str] = []
 
     def child(code: int | None, output: str = "") -> Any:
@@ -423,9 +417,7 @@ def test_ranks_capture_a_step_that_none_of_them_has_begun(tmp_path: Path) -> Non
     assert captures.common_step(known, [3]) == 1 + 2, "steps of a second if none is known"
 
 
-def test_request_is_followed_until_all_ranks_have_captured_failed_or_ended(
-    tmp_path: Path, clock: Clock
-) -> None:
+def test_request_is_followed_until_all_ranks_are_done(tmp_path: Path, clock: Clock) -> None:
     text, other = "capture 12_3 was requested", "capture 99 was requested"
     cases: list[tuple[Any, ...] | None] = [
         ("request", text, "captures/a", "ready"), ("request", text, None, None, "no space"), None,

@@ -46,9 +46,7 @@ def marked_steps(
 
 
 @pytest.mark.parametrize("step_ns", [1_000_000, 10_000_000, 1_000_000_000])
-def test_marks_take_a_limited_share_of_the_time(
-    monkeypatch: pytest.MonkeyPatch, step_ns: int
-) -> None:
+def test_marks_take_a_limited_share_of_time(monkeypatch: pytest.MonkeyPatch, step_ns: int) -> None:
     marked, share = marked_steps(monkeypatch, step_ns, 20_000)
     assert share < 0.0032
     assert len(marked) == 1000 if step_ns > 100_000_000 else 3 < len(marked) < 1000

@@ -150,9 +150,7 @@ def test_healthy_memory_does_not_grow(model: str) -> None:
 
 @pytest.mark.parametrize("model", ["white noise of 5 %", "heavy-tailed"])
 @pytest.mark.parametrize("begin", [240, 1000])
-def test_a_drift_of_10_percent_is_found_within_300_steps_after_its_end(
-    model: str, begin: int
-) -> None:
+def test_a_drift_of_10_percent_is_found_within_300_steps(model: str, begin: int) -> None:
     for seed in range(10):
         steps = np.arange(begin + 900)
         noise = LENGTHS[model](np.random.default_rng((seed, 3)), len(steps))

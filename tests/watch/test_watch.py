@@ -130,9 +130,7 @@ def test_slow_data_loading_is_captured_and_named(tmp_path: Path) -> None:
 
 @pytest.mark.quick(cases=1)
 @pytest.mark.parametrize("requests", [["out"], ["process", "signal"]])
-def test_a_requested_capture_is_made_by_the_running_program(
-    tmp_path: Path, requests: list[str]
-) -> None:
+def test_a_requested_capture_is_made_by_the_program(tmp_path: Path, requests: list[str]) -> None:
     child = start(tmp_path, "100000", "-9", options=("--share", "0"))
     try:
         wait_for_steps(tmp_path, 30)
@@ -160,9 +158,7 @@ def test_a_requested_capture_is_made_by_the_running_program(
 @pytest.mark.parametrize(
     ("delay_s", "number"), [(0.1, signal.SIGKILL), (0.4, signal.SIGKILL), (0.9, signal.SIGTERM)]
 )
-def test_a_killed_run_keeps_all_but_the_last_second(
-    tmp_path: Path, delay_s: float, number: signal.Signals
-) -> None:
+def test_a_kill_keeps_most_steps(tmp_path: Path, delay_s: float, number: signal.Signals) -> None:
     child = start(tmp_path, "100000", "-9", options=("--share", "0"))
     wait_for_steps(tmp_path, 30)
     time.sleep(delay_s)
@@ -224,9 +220,7 @@ with unified_prof.watch("samples/out", device="cpu"):
 
 
 @pytest.mark.slow
-def test_captures_that_follow_each_other_within_optimizer_steps_do_not_corrupt_memory(
-    tmp_path: Path,
-) -> None:
+def test_captures_within_optimizer_steps_do_not_corrupt_memory(tmp_path: Path) -> None:
     """The range of an optimizer step begins in one recording of torch and ends in the next."""
     program = """
 import torch

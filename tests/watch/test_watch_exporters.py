@@ -176,9 +176,7 @@ def test_opentelemetry_sends_otlp_metrics(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_failing_endpoint_is_reported_in_one_line(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
     with collector(status=400) as (endpoint, bodies):
@@ -314,9 +312,7 @@ class Slow:
         pass
 
 
-def test_a_slow_server_neither_delays_steps_nor_fills_memory(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_slow_server_delays_no_steps_and_fills_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch_exporters, "INTERVAL_S", 0.01)
     monkeypatch.setattr(watch_exporters, "CLOSE_S", 0.1)
     slow = Slow()
@@ -350,9 +346,7 @@ def test_a_disabled_exporter_keeps_nothing(capfd: pytest.CaptureFixture[str]) ->
     assert capfd.readouterr().err.startswith("uprof: export to broken failed and stopped: ")
 
 
-def test_a_file_that_cannot_be_written_is_reported(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unwritable_file_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     export(f"prometheus:{tmp_path / 'missing'}", tmp_path)
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith("uprof: export to prometheus failed and stopped: ")

@@ -72,7 +72,7 @@ def test_the_view_fits_the_terminal(tmp_path: Path, width: int) -> None:
     )
     assert max(map(len, text.splitlines())) <= width
     assert {line.split("  ")[0] for line in text.splitlines()} >= {
-        *("steps", "step time", "parts", "memory", "ranks", "event"),
+        *("steps", "step time", "parts", "memory", "ranks", "event")
     }
 
 
@@ -85,9 +85,7 @@ def test_a_chart_shows_the_longest_step_of_each_block() -> None:
     assert watch_document._sparkline(np.array([1.0, np.e])) == "▃█"
 
 
-def test_a_pipe_gets_one_line_per_interval_until_the_run_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pipe_gets_lines_until_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch_live, "_INTERVAL_S", 0.3)
     file = write_run(tmp_path, 100, is_over=False)
 
@@ -108,9 +106,7 @@ def test_a_pipe_gets_one_line_per_interval_until_the_run_ends(
     assert all("a step takes 10.0 ms; largest part: backward 40 %" in line for line in lines)
 
 
-def test_a_view_survives_a_moment_without_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_view_survives_missing_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch_live, "_INTERVAL_S", 0.0)
     file = write_run(tmp_path, 100, is_over=False)
     updates = watch_live._updates(tmp_path)

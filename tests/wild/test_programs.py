@@ -186,9 +186,7 @@ def assert_parts_add_up(folder: Path, samples: int) -> None:
 
 
 @pytest.mark.parametrize("program", ALL, ids=lambda program: program.name)
-def test_program_computes_the_same_under_uprof_and_is_reported(
-    program: Program, tmp_path: Path
-) -> None:
+def test_program_computes_the_same_and_is_reported(program: Program, tmp_path: Path) -> None:
     for package in program.packages.split():
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed")

@@ -321,7 +321,6 @@ class NpuBackend:
         )
 
     def _attempt(self, spec: RunSpec, plan: Plan, offer: Offer) -> _Attempt:
-        """Start msprof once and wait for its end."""
         folder = create_safe_folder()
         try:
             watch = WorkloadWatch(folder)

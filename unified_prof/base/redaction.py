@@ -365,6 +365,5 @@ def _is_random(value: str) -> bool:
 
 
 def _entropy(text: str) -> float:
-    """Return the entropy of the characters, in bits per character."""
     shares = [count / len(text) for count in Counter(text).values()]
     return -sum(share * math.log2(share) for share in shares)

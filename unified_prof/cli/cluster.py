@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from unified_prof.pipeline.cluster_inputs import Input
 
 cluster = cli.Group(
-    name="cluster",
-    help="Analyze a multi-rank run: stragglers, collective waits, slow links.",
+    name="cluster", help="Analyze a multi-rank run: stragglers, collective waits, slow links."
 )
 cli.COMMANDS.add_command(cluster)
 

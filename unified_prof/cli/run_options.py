@@ -202,11 +202,7 @@ class MeasurementOptions:
     stop_after: bool = cli.flag("End the script when the measurement is complete.")
 
     def spec(
-        self,
-        workload: Workload,
-        backend: Backend,
-        output: Path,
-        npu_options: Mapping[str, object],
+        self, workload: Workload, backend: Backend, output: Path, npu_options: Mapping[str, object]
     ) -> asked.RunSpec:
         """Return the specification of a run of `workload` on `backend`.
 

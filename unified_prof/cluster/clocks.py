@@ -275,10 +275,7 @@ def _relaxed(edges: _Edges, offset: Floats, roots: Sequence[int], island: Ints) 
 
 
 def _by_host(
-    matched: MatchedCollectives,
-    offset: Floats,
-    error: Floats,
-    island: Ints,
+    matched: MatchedCollectives, offset: Floats, error: Floats, island: Ints
 ) -> tuple[Floats, Floats]:
     """Assign the same offset to all ranks of a host if they share a clock."""
     offset, error = offset.copy(), error.copy()

@@ -221,9 +221,7 @@ def slow_links(context: RuleContext) -> Iterator[Candidate]:
     slow, compared, count = compare_links(matched, waits)
     if count:
         matched.left_out.add(
-            "links_not_compared",
-            "links of ranks on unknown hosts are not compared",
-            count,
+            "links_not_compared", "links of ranks on unknown hosts are not compared", count
         )
     by_steps: dict[tuple[int, ...], list[SlowLink]] = {}
     for one in slow:

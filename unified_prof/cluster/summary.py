@@ -181,8 +181,7 @@ def _compare_pairs(matched: MatchedCollectives) -> tuple[Ints, Ints]:
     span = np.maximum.reduceat(end, heads) - np.minimum.reduceat(end, heads)
     hosts = [facts.host for facts in matched.facts]
     same_host = np.array(
-        [hosts[x] is not None and hosts[x] == hosts[y] for x, y in pairs.tolist()],
-        bool,
+        [hosts[x] is not None and hosts[x] == hosts[y] for x, y in pairs.tolist()], bool
     )
     distance = np.abs(middle)
     on_hosts = all(facts.vendor is None for facts in matched.facts)

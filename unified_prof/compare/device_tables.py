@@ -30,14 +30,7 @@ from unified_prof.explain.kernel_classes import CLASSES
 from unified_prof.explain.roofline.peaks import Peak
 from unified_prof.recording.calls import UNKNOWN, Labels
 from unified_prof.recording.model import Finding
-from unified_prof.recording.names import (
-    ATTENTION,
-    COLLECTIVES,
-    CONVOLUTION,
-    COPIES,
-    MATMUL,
-    REST,
-)
+from unified_prof.recording.names import ATTENTION, COLLECTIVES, CONVOLUTION, COPIES, MATMUL, REST
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,14 +35,7 @@ from unified_prof.compare.comparable import (
     Waiting,
     program_times,
 )
-from unified_prof.compare.confidence import (
-    ALPHA,
-    UNLEARNED,
-    Noise,
-    NoiseModel,
-    Sample,
-    quantile,
-)
+from unified_prof.compare.confidence import ALPHA, UNLEARNED, Noise, NoiseModel, Sample, quantile
 from unified_prof.compare.diff import (
     different_clocks_error,
     different_families_error,
@@ -181,12 +174,7 @@ def _refuse_incomparable(base: Run, new: Run) -> None:
 
 
 def _verdict(
-    base: Run,
-    new: Run,
-    metrics: Sequence[str],
-    limits: Limits,
-    noise: Noise | None,
-    paired: bool,
+    base: Run, new: Run, metrics: Sequence[str], limits: Limits, noise: Noise | None, paired: bool
 ) -> Verdict:
     base, new, waiting = program_times(base, new)
     model = NoiseModel.for_clock(new.clock, noise, paired=paired)
@@ -291,11 +279,7 @@ def check_samples(
 
 
 def check_comparison(
-    metric: str,
-    found: Comparison,
-    changes: tuple[Shift, Shift] | None,
-    unit: Unit,
-    limits: Limits,
+    metric: str, found: Comparison, changes: tuple[Shift, Shift] | None, unit: Unit, limits: Limits
 ) -> Check:
     """Judge a comparison of one workload, or of several together.
 
@@ -503,12 +487,7 @@ class Verdicts:
 
 
 def gate_workloads(
-    pairs: Pairs,
-    metrics: Sequence[str],
-    limits: Limits,
-    noises: Noises,
-    *,
-    paired: bool = False,
+    pairs: Pairs, metrics: Sequence[str], limits: Limits, noises: Noises, *, paired: bool = False
 ) -> Verdicts:
     """Judge each workload, and the geometric mean of all workloads, by each of `metrics`.
 

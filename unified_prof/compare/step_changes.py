@@ -100,11 +100,7 @@ class StepChanges:
     """
 
     def __init__(
-        self,
-        *,
-        slow_factor: float = 2.0,
-        drift_percent: float = 10.0,
-        growth_percent: float = 2.0,
+        self, *, slow_factor: float = 2.0, drift_percent: float = 10.0, growth_percent: float = 2.0
     ) -> None:
         self.slow_limit_ns = sys.maxsize
         self.usual_ns = 0

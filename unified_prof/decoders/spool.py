@@ -168,7 +168,6 @@ class Spool:
         return rows if order is None else selected(rows, order)
 
     def _write_run(self) -> None:
-        """Write the pending rows as one sorted run."""
         if self._by_column:
             self._write_columns()
             return

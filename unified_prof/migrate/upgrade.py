@@ -390,7 +390,6 @@ def _refuse_damage(db: sqlite3.Connection, path: Path) -> None:
 
 
 def _note_origin(db: sqlite3.Connection, revision: str) -> None:
-    """Record the revision before the first upgrade."""
     if not declared(db, "UPROF_RUN"):
         db.execute(catalogue.extension_tables()["UPROF_RUN"].create_sql)
     insert = "INSERT OR IGNORE INTO UPROF_RUN (name, value) VALUES (?, ?)"

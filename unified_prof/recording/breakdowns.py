@@ -32,13 +32,7 @@ from unified_prof.recording.calls import (
     sums_by,
 )
 from unified_prof.recording.counters import Allocations, blocks_at_peak
-from unified_prof.recording.framework import (
-    BACKWARD,
-    FORWARD,
-    NONE,
-    NOT_ATTRIBUTED,
-    Framework,
-)
+from unified_prof.recording.framework import BACKWARD, FORWARD, NONE, NOT_ATTRIBUTED, Framework
 from unified_prof.recording.model import MEASURES, PLACES, THEN, Breakdown, By, Measure, Place, Row
 from unified_prof.recording.python_frames import user_stacks
 from unified_prof.recording.source import Source, Strings, device_name

@@ -376,7 +376,6 @@ class Framework:
         return [(texts[name].partition("#")[2], start, end) for start, name, end in steps]
 
     def _name_mask(self, matches: Callable[[str], object]) -> Bools:
-        """Return a mask of the distinct names that match."""
         return np.array([bool(matches(text)) for text in self._names], bool)
 
     def _mask(self, mask_of: Callable[[slice], Bools]) -> Bools:
@@ -469,14 +468,12 @@ class Framework:
         )
 
     def _in_backward(self, ranges: slice | Whole) -> Bools:
-        """Return a mask of the ranges in a backward pass."""
         result: Bools = (self._nested.marks[ranges] & _IN_BACKWARD) != 0
         if len(self._nested.engine_threads):
             result |= np.isin(self.thread[ranges], self._nested.engine_threads)
         return result
 
     def _passes(self, ranges: Ints) -> NDArray[np.int8]:
-        """Return the pass of each range."""
         in_optimizer = self._nested.marks[ranges] & _IN_OPTIMIZER
         others = np.where(in_optimizer, OTHER_PASS, FORWARD)
         return np.where(self._in_backward(ranges), BACKWARD, others).astype(np.int8)

@@ -45,12 +45,7 @@ _RANK_FIGURES: tuple[Figure[RankRow], ...] = (
     ("late input", lambda row: row.parts["input_late_ns"], duration, 3),
     ("causes wait", lambda row: row.blame and row.cost_ns[1], duration, 8),
     ("cost/step", lambda row: row.blame and row.blame.saved_ns_per_step, duration, 10),
-    (
-        "cause",
-        lambda row: ((row.blame and row.blame.cause) or "").replace("_", " "),
-        neutral,
-        9,
-    ),
+    ("cause", lambda row: ((row.blame and row.blame.cause) or "").replace("_", " "), neutral, 9),
 )
 
 

@@ -120,7 +120,6 @@ def _changed(found: DeviceDifference, rows: Sequence[Line], *, everything: bool)
 
 
 def _add_kernels(document: Document, found: DeviceDifference, shown: DeviceRequest) -> None:
-    """Add the kernels under each operation."""
     pairs = [
         (operation, kernel)
         for operation in _changed(found, found.operations, everything=shown.everything)
@@ -210,7 +209,6 @@ def _columns(
 
 
 def _sum(rows: Sequence[Line]) -> Line:
-    """Return the sum of rows."""
     return Line("", _total([row.base for row in rows]), _total([row.new for row in rows]))
 
 

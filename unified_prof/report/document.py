@@ -480,11 +480,7 @@ class Document:
             self.blocks.append(block)
 
     def _text(
-        self,
-        kind: TextKind,
-        text: str,
-        label: str = "",
-        bar: tuple[tuple[str, float], ...] = (),
+        self, kind: TextKind, text: str, label: str = "", bar: tuple[tuple[str, float], ...] = ()
     ) -> None:
         self.blocks.append(Text(kind, names.neutral(text), names.neutral(label), bar))
 

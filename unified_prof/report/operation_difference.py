@@ -353,10 +353,7 @@ def difference_fields(difference: Difference) -> dict[str, Any]:
         "identical": difference.identical,
         "waiting": waiting_fields(difference.waiting),
         "totals": {
-            name: {
-                **asdict(found),
-                "verdict": "same" if difference.identical else found.verdict(),
-            }
+            name: {**asdict(found), "verdict": "same" if difference.identical else found.verdict()}
             for name, found in difference.totals.items()
         },
         "operations": {

@@ -196,7 +196,6 @@ def _has_functions(summary: Summary) -> bool:
 
 
 def _add_breakdown(document: Document, selection: Selection) -> None:
-    """Add the table of a breakdown."""
     by = selection.breakdown.by
     if not selection.rows:
         document.heading(f"by {by}")

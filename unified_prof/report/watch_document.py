@@ -20,13 +20,7 @@ from unified_prof.report.document import Column, Document, csv_text, dump_json, 
 from unified_prof.report.formats import ReportRequest
 from unified_prof.report.names import format_duration, format_number, format_share, format_size
 from unified_prof.report.terminal import render_document
-from unified_prof.sqlite.watch_file import (
-    STEP_COLUMNS,
-    UNKNOWN,
-    RankSteps,
-    WatchEvent,
-    read_folder,
-)
+from unified_prof.sqlite.watch_file import STEP_COLUMNS, UNKNOWN, RankSteps, WatchEvent, read_folder
 
 WATCH_FORMAT_VERSION = 1
 _ON_HOST = {"data_ns": "data loading", "wait_ns": "host wait"}

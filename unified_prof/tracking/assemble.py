@@ -17,12 +17,7 @@ import numpy as np
 from unified_prof.base.run_spec import ActivationRecord, GapRecord, IterationRecord, OperationRecord
 from unified_prof.tracking.call_sites import Site, SiteTable
 from unified_prof.tracking.code_entries import Stack
-from unified_prof.tracking.raw_calls import (
-    NO_REGION,
-    IterationTimes,
-    MeasuredIteration,
-    Span,
-)
+from unified_prof.tracking.raw_calls import NO_REGION, IterationTimes, MeasuredIteration, Span
 from unified_prof.tracking.torch_names import Anomalies
 
 Entry = tuple[Site, bool]  # A reported operation, and True if it took part in the backward pass.
@@ -319,7 +314,6 @@ def build_activations(
 
 
 def _difference(sequence: Sequence[Entry], reference: Sequence[Entry], among: str) -> str:
-    """Describe the first difference between two sequences."""
     for position, (one, other) in enumerate(zip(sequence, reference, strict=False)):
         if one != other:
             return f"operation {position} is {_say(one)}, in {among} {_say(other)}"

@@ -16,12 +16,7 @@ from typing import Any
 
 from unified_prof.tracking.code_entries import KnownFrame
 from unified_prof.tracking.device import LONG_NS, NO_MARK
-from unified_prof.tracking.raw_calls import (
-    MAX_CALLS,
-    CallSites,
-    ModuleNames,
-    Recorder,
-)
+from unified_prof.tracking.raw_calls import MAX_CALLS, CallSites, ModuleNames, Recorder
 from unified_prof.tracking.stack_walker import StackWalker
 from unified_prof.tracking.torch_internals import TorchInternals
 from unified_prof.tracking.torch_names import in_one_line

@@ -11,11 +11,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from unified_prof.base.text import NS_PER_MS
-from unified_prof.tracking.activations import (
-    SavedTensors,
-    optimizer_state_bytes,
-    program_settings,
-)
+from unified_prof.tracking.activations import SavedTensors, optimizer_state_bytes, program_settings
 from unified_prof.tracking.device import LONG_NS, HostClock, WaitingTime
 from unified_prof.tracking.device_clock import Clock, EventClock
 from unified_prof.tracking.device_lag import Lag, make_lag
@@ -99,11 +95,7 @@ class OperationTracker(Instrument):
     def start(self) -> None:
         """Prepare recording on this thread."""
         recorder = Recorder(
-            get_ident(),
-            self.clock.mark,
-            Iteration(self.clock),
-            self.events,
-            self._internals,
+            get_ident(), self.clock.mark, Iteration(self.clock), self.events, self._internals
         )
         self._set_callbacks(recorder)
         if self.device.is_cpu:  # the time of a device does not depend on the host's processor
@@ -138,9 +130,7 @@ class OperationTracker(Instrument):
         if self.events is not None and self.iterations_per_sample > 1 and self.device.is_touched:
             self.events.lag = self.events.lag or self._lag()
         iteration = self._recorder.iteration = Iteration(
-            self.clock,
-            with_setup=self.with_setup,
-            begins_with_forward=self.begins_with_forward,
+            self.clock, with_setup=self.with_setup, begins_with_forward=self.begins_with_forward
         )
         self._regions.follow(iteration)
         self._interception.activate(self._recorder, self._run)

@@ -293,7 +293,6 @@ class UntrackedWork:
 
 
 def _children_s() -> float:
-    """Return the CPU time of all child processes that have ended."""
     times = os.times()
     return times.children_user + times.children_system
 

@@ -120,10 +120,7 @@ def check_device_records(events: Any) -> tuple[dict[str, str], str | None]:
         busy_ns[place] = busy_ns.get(place, 0) + event.duration_ns()
         kernels[place] += 1
     lost = len(launches - records)
-    facts = {
-        "timeline_launches": str(len(launches)),
-        "timeline_launches_without_record": str(lost),
-    }
+    facts = {"timeline_launches": str(len(launches)), "timeline_launches_without_record": str(lost)}
     note = None
     if launches and not records:
         note = (

@@ -70,8 +70,7 @@ PLACES: dict[str, Place] = {
         "attention may skip its inference fast path while operations are tracked",
     ),
     "function_apply": Place(
-        "torch.autograd:Function.apply",
-        "autograd functions of the program are not recorded",
+        "torch.autograd:Function.apply", "autograd functions of the program are not recorded"
     ),
     "optimizer_zero_grad": Place("torch.optim:Optimizer.zero_grad", _LONGER),
     "module_zero_grad": Place("torch.nn:Module.zero_grad", _LONGER),
@@ -188,8 +187,7 @@ PLACES: dict[str, Place] = {
     "tensor_index": Place("torch:Tensor.__index__", _NO_READS),
     "scaler_step": Place("torch.amp:GradScaler.step", "steps that a scaler skips are not seen"),
     "module_call": Place(
-        "torch.nn:Module.__call__",
-        "calls of a model end no iteration: call unified_prof.step()",
+        "torch.nn:Module.__call__", "calls of a model end no iteration: call unified_prof.step()"
     ),
     "register_parameter": Place(
         "torch.nn:Module.register_parameter", "the source lines of weights are not known"

@@ -187,8 +187,7 @@ class StepWatcher:
     def _note_thread(self) -> None:
         self.elsewhere += 1
         self._anomalies.add(
-            "steps_in_another_thread",
-            "an optimizer stepped in a thread that is not tracked",
+            "steps_in_another_thread", "an optimizer stepped in a thread that is not tracked"
         )
 
     def _wrap_scaler_step(self, step: Any) -> Any:

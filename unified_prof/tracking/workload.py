@@ -77,7 +77,6 @@ class ProviderRun:
         return None
 
     def _drive(self, namespace: dict[str, Any]) -> None:
-        """Create the model once and run its iteration as often as needed."""
         session, driver = self._session, self.driver
         execute(self._code, namespace)
         providers = checked_providers(namespace, self._prefix, self._program.path)
@@ -116,9 +115,7 @@ class ScriptRun:
         self._program = program
         self._code = code
         self._loop = TrackedLoop(
-            session,
-            self._stop if session.spec.stop_after else None,
-            frozenset((execute.__code__,)),
+            session, self._stop if session.spec.stop_after else None, frozenset((execute.__code__,))
         )
         self.driver = self._loop.driver
         self.close = self._loop.close

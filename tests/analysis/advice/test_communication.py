@@ -40,9 +40,7 @@ class RunWithCollectives(FaultyRun):
 def steps(path: Path, *messages: tuple[int, int, int], compute: int, members: int = 8) -> Path:
     """Write five 1 ms steps: a kernel until `compute`, then messages (start, end, bytes)."""
     with RunWithCollectives(path, revision="latest") as run:
-        for step in range(5):
-            begin = step * STEP
-            run.step(step, begin, begin + STEP)
+        for begin in run.steps(5, STEP):
             run.kernel(begin, begin + compute)
             for start, end, size in messages:
                 run.all_reduce(begin + start, begin + end, size, members=members)
@@ -88,9 +86,7 @@ def test_pipeline_waits_at_the_begin_of_a_step_as_long_as_later(
 def test_waiting_of_a_message_that_starts_with_another_one_costs_its_time(tmp_path: Path) -> None:
     """A send and a receive wait for the same kernel, on two streams."""
     with RunWithCollectives(tmp_path / "run.db", revision="latest") as run:
-        for step in range(5):
-            begin = step * STEP
-            run.step(step, begin, begin + STEP)
+        for begin in run.steps(5, STEP):
             run.kernel(begin, begin + 400 * US, launched=begin, takes=US)
             for number, length in enumerate((100 * US, 500 * US)):
                 at = begin + 10 * US + number * 2 * US
@@ -120,9 +116,7 @@ def test_reductions_before_the_last_backward_pass_of_an_optimizer_step_cost_thei
     Each pass also reduces a loss, or, in the forward pass of tensor parallelism, activations.
     """
     with RunWithCollectives(tmp_path / "run.db", revision="latest") as run:
-        for step in range(5):
-            begin = step * STEP
-            run.step(step, begin, begin + STEP)
+        for begin in run.steps(5, STEP):
             for number in range(4):
                 host, kernel = begin + number * 20 * US, begin + number * 50 * US
                 run.call(host, host + 5 * US, "DistributedDataParallel.forward")
@@ -168,9 +162,7 @@ def test_only_one_bucket_of_a_large_last_message_is_exempt(tmp_path: Path) -> No
 @pytest.mark.parametrize("size", [8 * MIB, 800 * MIB])
 def test_last_message_costs_its_whole_time_if_a_kernel_follows(tmp_path: Path, size: int) -> None:
     with RunWithCollectives(tmp_path / "run.db", revision="latest") as run:
-        for step in range(5):
-            begin = step * STEP
-            run.step(step, begin, begin + STEP)
+        for begin in run.steps(5, STEP):
             run.kernel(begin, begin + 200 * US)
             run.all_reduce(begin + 200 * US, begin + 880 * US, size)
             run.kernel(begin + 900 * US, begin + STEP)
@@ -179,9 +171,7 @@ def test_last_message_costs_its_whole_time_if_a_kernel_follows(tmp_path: Path, s
 
 def test_last_bucket_is_exempt_if_only_clipping_and_the_optimizer_follow(tmp_path: Path) -> None:
     with RunWithCollectives(tmp_path / "run.db", revision="latest") as run:
-        for step in range(5):
-            begin = step * STEP
-            run.step(step, begin, begin + STEP)
+        for begin in run.steps(5, STEP):
             run.kernel(begin, begin + 500 * US, op_type="MatMulV2")
             run.all_reduce(begin + 500 * US, begin + 900 * US, 100 * MIB)
             run.kernel(begin + 900 * US, begin + STEP, op_type="ApplyAdamW")
@@ -189,13 +179,9 @@ def test_last_bucket_is_exempt_if_only_clipping_and_the_optimizer_follow(tmp_pat
 
 
 @pytest.mark.parametrize(("end", "fires"), [(700 * US, True), (520 * US, False)])
-def test_receives_that_wait_for_another_stage_are_a_pipeline_bubble(
-    tmp_path: Path, end: int, fires: bool
-) -> None:
+def test_receives_that_wait_for_a_stage_are_a_bubble(tmp_path: Path, end: int, fires: bool) -> None:
     with RunWithCollectives(tmp_path / "run.db", revision="latest") as run:
-        for step in range(5):
-            begin = step * STEP
-            run.step(step, begin, begin + STEP)
+        for begin in run.steps(5, STEP):
             run.kernel(begin, begin + 500 * US)
             run.all_reduce(begin + 500 * US, begin + end, 400_000, kind="hcom_receive_", members=2)
             run.kernel(begin + end, begin + STEP)
@@ -211,9 +197,7 @@ def test_message_that_was_sent_again_is_a_retransmission(tmp_path: Path, retries
     """If all messages have the flag, it only means that retries are enabled."""
     with RunWithCollectives(tmp_path / "run.db", revision="latest") as run:
         run.row("COMMUNICATION_TASK_INFO", globalTaskId=-1)
-        for step in range(5):
-            begin = step * STEP
-            run.step(step, begin, begin + STEP)
+        for step, begin in enumerate(run.steps(5, STEP)):
             run.kernel(begin, begin + 300 * US)
             end = begin + (STEP if step == 2 else 350 * US)
             again = int(step == 2 or retries == 5)
@@ -302,9 +286,7 @@ def overlapped(path: Path, late_us: int) -> float:
 
 
 @pytest.mark.parametrize("late_us", [150, 200, 400])
-def test_waits_cost_what_the_step_gains_also_if_compute_hides_them(
-    tmp_path: Path, late_us: int
-) -> None:
+def test_waits_cost_what_the_step_gains_also_behind_compute(tmp_path: Path, late_us: int) -> None:
     truth_us = overlapped(tmp_path / "late.db", late_us) - overlapped(tmp_path / "twin.db", 0)
     findings = findings_by_kind(tmp_path / "late.db")
     assert saving_ns(findings["waiting_for_ranks"]) / US == pytest.approx(truth_us, rel=0.03)
@@ -356,9 +338,7 @@ def test_communication_rules_are_skipped_without_collectives(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(("length", "found"), [(49 * US, False), (51 * US, True)])
-def test_exposed_communication_is_a_finding_from_five_percent(
-    tmp_path: Path, length: int, found: bool
-) -> None:
+def test_exposed_communication_from_five_percent(tmp_path: Path, length: int, found: bool) -> None:
     # A quarter of the message is the last bucket: its rest costs more than 3 % in both cases.
     message = (STEP - length, STEP, 100 * MIB)
     path = steps(tmp_path / "run.db", message, compute=STEP - length)
@@ -366,14 +346,10 @@ def test_exposed_communication_is_a_finding_from_five_percent(
 
 
 @pytest.mark.parametrize("computes", [False, True])
-def test_small_messages_without_large_ones_are_found_if_nothing_runs_between_them(
-    tmp_path: Path, computes: bool
-) -> None:
+def test_small_messages_are_found_if_nothing_runs_between(tmp_path: Path, computes: bool) -> None:
     """Small messages between kernels, as of tensor parallelism, cannot be combined."""
     with RunWithCollectives(tmp_path / "run.db", revision="latest") as run:
-        for step in range(5):
-            begin = step * STEP
-            run.step(step, begin, begin + STEP)
+        for begin in run.steps(5, STEP):
             run.kernel(begin, begin + 500 * US)
             for at in range(500, 1000, 25):
                 start = begin + at * US

@@ -33,9 +33,7 @@ def steps(
 ) -> Path:
     """Write five 10 ms steps, each with a kernel and a copy."""
     with RunWithCopies(path) as run:
-        for step in range(5):
-            begin = step * 10 * MS
-            run.step(step, begin, begin + 10 * MS)
+        for begin in run.steps(5, 10 * MS):
             run.kernel(begin + computing[0], begin + computing[1])
             run.copy(begin + at, begin + at + takes, size, f"Memcpy HtoD ({memory} -> Device)")
     return path
@@ -75,16 +73,12 @@ def test_exposed_pinned_copy_is_not_called_pageable(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("copies_ms", "kind"), [(2, "host_bound"), (5, "exposed_copies")])
-def test_copy_and_the_work_of_the_host_after_it_are_one_finding(
-    tmp_path: Path, copies_ms: int, kind: str
-) -> None:
+def test_copy_and_the_host_work_after_it_are_one(tmp_path: Path, copies_ms: int, kind: str) -> None:
     """Each 20 ms step copies an output to the host, which then counts something for 4 ms."""
     product: dict[str, Any] = {"name": "gemm_kernel", "op_type": "MatMul"}
     copied = 10 * MS + copies_ms * MS
     with RunWithCopies(tmp_path / "run.db") as run:
-        for step in range(6):
-            begin = step * 20 * MS
-            run.step(step, begin, begin + 20 * MS)
+        for begin in run.steps(6, 20 * MS):
             run.kernel(begin + 10 * US, begin + 10 * MS, launched=begin, **product)
             copy = run.api(begin + MS, begin + MS + 10 * US, "cudaMemcpyAsync")
             name = "Memcpy DtoH (Device -> Pageable)"

@@ -97,9 +97,7 @@ def test_rare_cause_of_a_long_recording_costs_its_measured_time(
     """Only the first steps are replayed, and garbage is collected in a later one."""
     monkeypatch.setattr(registry, "REPLAYED_TASKS", 20)
     with FaultyRun(tmp_path / "run.db") as run:
-        for step in range(STEPS):
-            begin = step * 8 * MS
-            run.step(step, begin, begin + 8 * MS)
+        for step, begin in enumerate(run.steps(STEPS, 8 * MS)):
             for at in range(10):
                 launched = begin + at * 500 * US + (2 * MS if step == 5 and at > 4 else 0)
                 run.kernel(launched + 6 * US, launched + 490 * US, launched=launched)
@@ -111,9 +109,7 @@ def test_rare_cause_of_a_long_recording_costs_its_measured_time(
 def test_garbage_collection_is_not_counted_as_host_bound_time_again(tmp_path: Path) -> None:
     """Of 60 µs between two kernels one collection of 2 ms takes a part."""
     with FaultyRun(tmp_path / "run.db") as run:
-        for step in range(STEPS):
-            begin = step * 8 * MS
-            run.step(step, begin, begin + 8 * MS)
+        for begin in run.steps(STEPS, 8 * MS):
             for at in range(80):
                 launched = begin + at * 60 * US + (2 * MS if at > 40 else 0)
                 run.kernel(launched + 6 * US, launched + 16 * US, launched=launched)

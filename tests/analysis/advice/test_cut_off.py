@@ -50,9 +50,7 @@ def test_time_after_the_cut_is_not_idle(tmp_path: Path, cut: float | None, on_de
 
 
 @pytest.mark.parametrize("fuller", [(), (0,)])
-def test_steps_that_lack_calls_of_an_unsorted_trace_are_not_analyzed(
-    tmp_path: Path, fuller: tuple[int, ...]
-) -> None:
+def test_steps_without_unsorted_calls_are_left_out(tmp_path: Path, fuller: tuple[int, ...]) -> None:
     """Calls and kernels of the last step come before those of two earlier steps, which are cut."""
     recorded = events(on_device=True)
     for step in fuller:  # as a first step that compiles or loads

@@ -87,9 +87,7 @@ def test_repeated_sequence_costs_its_time_without_the_longest_kernel(tmp_path: P
     ],
     ids=str,
 )
-def test_rare_short_busy_or_interrupted_sequence_is_no_finding(
-    tmp_path: Path, fault: dict[str, object]
-) -> None:
+def test_rare_or_short_sequence_is_no_finding(tmp_path: Path, fault: dict[str, object]) -> None:
     path = triples(tmp_path / "run.db", **fault)  # type: ignore[arg-type]
     assert "fusible_sequences" not in findings_by_kind(path)
 

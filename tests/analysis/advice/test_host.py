@@ -42,9 +42,7 @@ def test_host_bound_program_costs_the_idle_time_before_launches(tmp_path: Path) 
         ("resume_from_checkpoint", ""),
     ],
 )
-def test_graph_breaks_of_a_host_bound_program_are_named(
-    tmp_path: Path, resumed: str, says: str
-) -> None:
+def test_graph_breaks_of_a_host_bound_run_named(tmp_path: Path, resumed: str, says: str) -> None:
     """torch.compile makes a function of the code after a graph break."""
     with FaultyRun(tmp_path / "run.db") as run:
         name = run.text(f"model.py(72): {resumed}")
@@ -123,9 +121,7 @@ def write_slow_host(
 ) -> Path:
     """Write steps in which the host works for 9 ms before one of its launches."""
     with FaultyRun(path) as run:
-        for step in range(6):
-            begin = step * LONG_STEP
-            run.step(step, begin, begin + LONG_STEP)
+        for step, begin in enumerate(run.steps(6, LONG_STEP)):
             if step_thread is not None:
                 name = f"ProfilerStep#{step}"
                 run.call(begin, begin + LONG_STEP, name, thread=step_thread)
@@ -164,18 +160,14 @@ def test_python_function_that_delays_the_launch_is_named(tmp_path: Path) -> None
         ("<built-in function linear>", "linear"),
     ],
 )
-def test_function_in_c_that_delays_the_launch_is_named_as_in_python(
-    tmp_path: Path, frame: str, name: str
-) -> None:
+def test_c_function_that_delays_the_launch_is_named(tmp_path: Path, frame: str, name: str) -> None:
     finding = findings_by_kind(write_slow_host(tmp_path / "run.db", frame=frame))["host_bound"]
     assert finding.text.count(f"most in {name}") == 1
     assert finding.evidence[0]["name"] == name
 
 
 @pytest.mark.parametrize(("thread", "covered"), [(2, 1.0), (1, 0.4)])
-def test_other_threads_and_short_functions_are_not_named(
-    tmp_path: Path, thread: int, covered: float
-) -> None:
+def test_other_and_short_functions_not_named(tmp_path: Path, thread: int, covered: float) -> None:
     path = write_slow_host(tmp_path / "run.db", frame="a.py(1): f", thread=thread, covered=covered)
     row, *_ = findings_by_kind(path)["host_bound"].evidence
     assert row["name"] == "before aten::to"
@@ -193,9 +185,7 @@ def test_function_of_the_thread_that_runs_the_steps_is_named(tmp_path: Path) -> 
     ("frame", "sure"),
     [("queue.py(171): get", None), ("server.py(9): detokenize", "certain"), (None, "possible")],
 )
-def test_gaps_in_which_a_server_may_wait_for_requests(
-    tmp_path: Path, frame: str | None, sure: str | None
-) -> None:
+def test_gaps_in_which_a_server_waits(tmp_path: Path, frame: str | None, sure: str | None) -> None:
     """The gaps of 4 ms are too short for a pause unless the program waits in a queue."""
     with FaultyRun(tmp_path / "run.db") as run:
         for at in range(20):
@@ -276,9 +266,7 @@ def test_host_rules_are_skipped_if_there_are_no_steps_and_few_tasks(tmp_path: Pa
 
 def test_warm_up_step_is_not_analyzed(tmp_path: Path) -> None:
     with FaultyRun(tmp_path / "run.db") as run:
-        for step in range(4):
-            begin = step * 1000 * US
-            run.step(step, begin, begin + 1000 * US)
+        for step, begin in enumerate(run.steps(4, 1000 * US)):
             slow = 500 * US if step == 0 else 0
             run.kernel(begin + slow + US, begin + 999 * US, launched=begin + slow)
     result = advice(tmp_path / "run.db")
@@ -287,9 +275,7 @@ def test_warm_up_step_is_not_analyzed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("waits", "analyzed"), [(False, 3), (True, 4)])
-def test_steps_over_three_medians_are_not_analyzed_unless_the_host_waits(
-    waits: bool, analyzed: int, tmp_path: Path
-) -> None:
+def test_long_steps_are_left_out_unless_waiting(waits: bool, analyzed: int, tmp_path: Path) -> None:
     """Workers deliver several batches at once: the step that waits for them is no exception."""
     with FaultyRun(tmp_path / "run.db") as run:
         begin = 0

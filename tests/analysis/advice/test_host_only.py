@@ -13,9 +13,7 @@ ATTENTION = ("aten::matmul", "aten::div", "aten::softmax", "aten::matmul")
 
 
 @pytest.mark.parametrize("operations", [ATTENTION, ("aten::matmul", "aten::gelu") * 2])
-def test_attention_of_single_operations_costs_softmax_and_its_scaling(
-    tmp_path: Path, operations: tuple[str, ...]
-) -> None:
+def test_attention_costs_softmax_and_scaling(tmp_path: Path, operations: tuple[str, ...]) -> None:
     with FaultyRun(tmp_path / "run.db") as run:
         end = 0
         for step in range(5):
@@ -96,9 +94,7 @@ def test_gaps_with_a_cause_have_other_findings(tmp_path: Path) -> None:
         ("model.py(4): forward", None),
     ],
 )
-def test_recomputed_operations_cost_their_time(
-    tmp_path: Path, around: str, sure: str | None
-) -> None:
+def test_recomputed_operations_cost_time(tmp_path: Path, around: str, sure: str | None) -> None:
     with FaultyRun(tmp_path / "run.db") as run:
         for step in range(5):
             begin = step * 10 * MS

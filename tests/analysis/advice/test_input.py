@@ -20,9 +20,7 @@ def write_fetches(path: Path, *, ahead: bool, frames: Sequence[tuple[str, int, i
     `frames` are Python functions, with their times relative to each step.
     """
     with FaultyRun(path) as run:
-        for step in range(5):
-            begin = step * 10 * MS
-            run.step(step, begin, begin + 10 * MS)
+        for begin in run.steps(5, 10 * MS):
             run.call(begin, begin + 3 * MS, FETCH)
             start = begin if ahead else begin + 3 * MS
             run.kernel(start + 2 * US, begin + 10 * MS, launched=begin + (0 if ahead else 3 * MS))

@@ -45,9 +45,7 @@ def test_copies_by_kernels_cost_their_time(tmp_path: Path) -> None:
         (["to 12"] * 5 + ["contiguous 13"] * 5, " of kernel time; saves"),
     ],
 )
-def test_operation_and_line_with_most_of_the_time_are_named(
-    calls: list[str], says: str, tmp_path: Path
-) -> None:
+def test_operation_and_line_of_most_time_named(calls: list[str], says: str, tmp_path: Path) -> None:
     with FaultyRun(tmp_path / "run.db") as run:
         for number, call in enumerate(calls):
             begin, (name, line) = number * 100 * US, call.split()
@@ -69,9 +67,7 @@ def test_operation_and_line_with_most_of_the_time_are_named(
         ("triton_red_fused_abs_amax_transpose_view_32", False),
     ],
 )
-def test_generated_kernel_is_a_copy_only_if_all_its_operations_are(
-    name: str, only_moves_data: bool, tmp_path: Path
-) -> None:
+def test_generated_copy_has_only_copies(name: str, only_moves_data: bool, tmp_path: Path) -> None:
     path = mixed(tmp_path / "run.db", name=name, op_type="")
     assert ("casts_and_copies" in findings_by_kind(path)) is only_moves_data
 
@@ -174,9 +170,7 @@ SHORT_ROWS = "void softmax_warp_{}<c10::BFloat16, c10::BFloat16, float, 9, {}, f
 
 
 @pytest.mark.parametrize(("logarithm", "expected"), [("true", False), ("false", True)])
-def test_template_argument_tells_the_softmax_of_a_loss_from_attention(
-    tmp_path: Path, logarithm: str, expected: bool
-) -> None:
+def test_template_argument_tells_softmax(tmp_path: Path, logarithm: str, expected: bool) -> None:
     """A classifier with 1,000 classes: logits, loss, and the first matmul of backward."""
     with FaultyRun(tmp_path / "run.db") as run:
         at = 0
@@ -195,9 +189,7 @@ def test_template_argument_tells_the_softmax_of_a_loss_from_attention(
 @pytest.mark.parametrize(
     "between", [("aten::nll_loss_forward",), ("aten::topk", "aten::div"), ("aten::multinomial",)]
 )
-def test_softmax_of_classes_experts_or_tokens_is_no_attention(
-    tmp_path: Path, between: tuple[str, ...]
-) -> None:
+def test_softmax_of_classes_is_no_attention(tmp_path: Path, between: tuple[str, ...]) -> None:
     after = tuple((name, 2) for name in between)
     pieces = (("aten::mm", 20), ("aten::_softmax", 10), *after, ("aten::bmm", 20))
     assert advice(attention(tmp_path / "run.db", *pieces)).findings == ()
@@ -206,9 +198,7 @@ def test_softmax_of_classes_experts_or_tokens_is_no_attention(
 def write_optimizer(path: Path, *, name: str, kernels: int = 120) -> Path:
     """Write five 2 ms steps: a 1 ms kernel, then 2 µs updates that are launched one by one."""
     with FaultyRun(path) as run:
-        for step in range(5):
-            begin = step * 2 * MS
-            run.step(step, begin, begin + 2 * MS)
+        for begin in run.steps(5, 2 * MS):
             run.kernel(begin + US, begin + MS, launched=begin)
             run.call(begin + MS, begin + 2 * MS, "Optimizer.step#SGD.step")
             for number in range(kernels):
@@ -250,9 +240,7 @@ def test_host_only_optimizer_costs_the_time_between_updates(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("name", "cost_ms"), [("aten::sort", 3), ("aten::topk", None)])
-def test_host_only_operation_with_a_cheaper_alternative(
-    tmp_path: Path, name: str, cost_ms: int | None
-) -> None:
+def test_operation_with_a_cheaper_choice(tmp_path: Path, name: str, cost_ms: int | None) -> None:
     with FaultyRun(tmp_path / "run.db") as run:
         for step in range(5):
             begin = step * 10 * MS
@@ -270,9 +258,7 @@ def write_queued_optimizer(
 ) -> Path:
     """Write five 6 ms steps whose launches are all queued before the device starts them."""
     with FaultyRun(path) as run:
-        for step in range(5):
-            begin = step * 6 * MS
-            run.step(step, begin, begin + 6 * MS)
+        for begin in run.steps(5, 6 * MS):
             run.kernel(begin + 10 * US, begin + 3 * MS, launched=begin, name="gemm")
             run.call(begin + 100 * US, begin + 2 * MS, "Optimizer.step#AdamW.step")
             for number in range(kernels):
@@ -309,9 +295,7 @@ def test_fills_of_zero_grad_are_no_unfused_optimizer(tmp_path: Path) -> None:
 def test_costly_operations_cost_their_time_on_a_device(tmp_path: Path, trains: bool) -> None:
     """Attention with a cache that `cat` copies for each token, or a model that joins features."""
     with FaultyRun(tmp_path / "run.db") as run:
-        for step in range(5):
-            begin = step * 10 * MS
-            run.step(step, begin, begin + 10 * MS)
+        for step, begin in enumerate(run.steps(5, 10 * MS)):
             run.call(begin, begin + 20 * US, "aten::cat", sequence=step)
             run.kernel(begin + 10 * US, begin + 3 * MS, launched=begin + US, op_type="aten::cat")
             name = "CatBackward0" if trains else "aten::mm"
@@ -328,13 +312,9 @@ def test_costly_operations_cost_their_time_on_a_device(tmp_path: Path, trains: b
 
 
 @pytest.mark.parametrize("passes", [7, 2])
-def test_large_optimizer_that_reads_all_parameters_often_costs_half_of_its_time(
-    tmp_path: Path, passes: int
-) -> None:
+def test_optimizer_that_reads_parameters_often_costs_half(tmp_path: Path, passes: int) -> None:
     with FaultyRun(tmp_path / "run.db") as run:
-        for step in range(5):
-            begin = step * 10 * MS
-            run.step(step, begin, begin + 10 * MS)
+        for begin in run.steps(5, 10 * MS):
             run.kernel(begin + 10 * US, begin + 3 * MS, launched=begin, op_type="aten::mm")
             run.call(begin + 100 * US, begin + 2 * MS, "Optimizer.step#AdamW.step")
             for number in range(passes):
@@ -353,14 +333,10 @@ def test_large_optimizer_that_reads_all_parameters_often_costs_half_of_its_time(
 
 
 @pytest.mark.parametrize("rows_ns", [200 * US, 2 * MS])
-def test_dense_gradients_of_large_embeddings_cost_zeros_and_updates_of_all_rows(
-    tmp_path: Path, rows_ns: int
-) -> None:
+def test_dense_gradients_of_embeddings_cost_all_rows(tmp_path: Path, rows_ns: int) -> None:
     """Fused Adam moves seven times the bytes of a gradient."""
     with FaultyRun(tmp_path / "run.db") as run:
-        for step in range(5):
-            begin = step * 20 * MS
-            run.step(step, begin, begin + 20 * MS)
+        for begin in run.steps(5, 20 * MS):
             run.call(begin, begin + 90 * US, "aten::embedding_dense_backward")
             run.call(begin + 10 * US, begin + 20 * US, "aten::fill_")
             run.call(begin + 100 * US, begin + 200 * US, "Optimizer.step#AdamW.step")
@@ -388,9 +364,7 @@ def test_dense_gradients_of_large_embeddings_cost_zeros_and_updates_of_all_rows(
 def test_recomputed_kernels_cost_their_time(tmp_path: Path) -> None:
     """The checkpoint's own backward pass is no recomputation."""
     with FaultyRun(tmp_path / "run.db") as run:
-        for step in range(5):
-            begin = step * 10 * MS
-            run.step(step, begin, begin + 10 * MS)
+        for begin in run.steps(5, 10 * MS):
             run.kernel(begin + 20 * US, begin + 6 * MS, launched=begin + 2 * US)
             run.call(begin + 10 * US, begin + 90 * US, "CheckpointFunctionBackward")
             backward = "autograd::engine::evaluate_function: MmBackward0"
@@ -441,9 +415,7 @@ def test_chain_of_element_wise_kernels_costs_all_but_the_longest(tmp_path: Path,
     ("framework", "removed"),
     [("aten::mul", 2), ("autograd::engine::evaluate_function: NativeLayerNormBackward0", 1)],
 )
-def test_sums_of_parameter_gradients_are_not_part_of_chains(
-    tmp_path: Path, framework: str, removed: int
-) -> None:
+def test_sums_of_gradients_are_no_chains(tmp_path: Path, framework: str, removed: int) -> None:
     names = ROTARY[0], "GammaBetaBackwardCUDAKernelTemplate", ROTARY[1]
     path = chains(tmp_path / "run.db", *names, framework=framework)
     finding = findings_by_kind(path)["unfused_elementwise"]
@@ -464,9 +436,7 @@ def test_kernels_of_many_tensors_are_not_part_of_chains(tmp_path: Path, name: st
         {"names": ROTARY, "length": 2},
     ],
 )
-def test_compiled_single_and_short_kernels_have_no_chains(
-    tmp_path: Path, arguments: dict[str, Any]
-) -> None:
+def test_compiled_or_short_kernels_no_chains(tmp_path: Path, arguments: dict[str, Any]) -> None:
     path = chains(tmp_path / "run.db", *arguments.pop("names"), **arguments)
     assert "unfused_elementwise" not in findings_by_kind(path)
 
@@ -484,9 +454,7 @@ def test_compiled_single_and_short_kernels_have_no_chains(
         ("cutlass_80_tensorop_s1688gemm_128x256_16x3_nn_align4", False),
     ],
 )
-def test_kernel_name_identifies_full_precision_without_shapes(
-    tmp_path: Path, name: str, is_full: bool
-) -> None:
+def test_kernel_name_identifies_full_precision(tmp_path: Path, name: str, is_full: bool) -> None:
     findings = findings_by_kind(
         mixed(tmp_path / "run.db", name=name, op_type="aten::mm", copies=100)
     )
@@ -583,8 +551,6 @@ def test_chain_behind_a_cast_to_fp32_moves_twice_the_bytes(
 def test_chains_end_with_the_step(tmp_path: Path) -> None:
     with FaultyRun(tmp_path / "run.db") as run:
         run.call(0, US, "aten::mul")
-        for step in range(6):
-            begin = step * MS
-            run.step(step, begin, begin + MS)
+        for begin in run.steps(6, MS):
             run.kernel(begin, begin + MS, name=ROTARY[0], op_type=ROTARY[0])
     assert "unfused_elementwise" not in findings_by_kind(tmp_path / "run.db")

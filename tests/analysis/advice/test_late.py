@@ -16,9 +16,7 @@ STEP = 10 * MS
 def write_late_launches(path: Path, *, late_ns: int, steps: int, slow: range) -> Path:
     """Write steps with one launch each, some of which reach the device late."""
     with FaultyRun(path) as run:
-        for step in range(steps):
-            begin = step * STEP
-            run.step(step, begin, begin + STEP)
+        for step, begin in enumerate(run.steps(steps, STEP)):
             lost = late_ns if step in slow else 0
             run.kernel(begin + lost + 5 * US, begin + STEP, launched=begin)
     return path
@@ -51,9 +49,7 @@ def test_short_or_rare_delays_are_no_finding(tmp_path: Path, late_ns: int, slow:
     )
 
 
-def test_long_gap_without_steps_names_the_host_call_that_runs_in_it(
-    tmp_path: Path,
-) -> None:
+def test_long_gap_without_steps_names_the_host_call_that_runs_in_it(tmp_path: Path) -> None:
     with FaultyRun(tmp_path / "run.db") as run:
         run.kernel(0, 100 * US, launched=-5 * US)
         launch = 90 * US
@@ -71,14 +67,10 @@ def test_long_gap_without_steps_names_the_host_call_that_runs_in_it(
 
 
 @pytest.mark.parametrize("returns_late", [True, False])
-def test_synchronization_until_the_end_of_a_gap_indicates_unrecorded_work(
-    tmp_path: Path, returns_late: bool
-) -> None:
+def test_synchronization_until_a_gap_ends_is_unrecorded(tmp_path: Path, returns_late: bool) -> None:
     """Only the first kernels of a CUDA graph were recorded; the host waits for all of them."""
     with FaultyRun(tmp_path / "run.db") as run:
-        for step in range(5):
-            begin = step * STEP
-            run.step(step, begin, begin + STEP)
+        for begin in run.steps(5, STEP):
             run.kernel(begin + 20 * US, begin + MS, launched=begin + 10 * US)
             run.kernel(begin + 9 * MS, begin + STEP, launched=begin + 30 * US)
             ends = begin + (9 * MS + 50 * US if returns_late else 6 * MS)
@@ -102,9 +94,7 @@ def test_synchronization_until_the_end_of_a_gap_indicates_unrecorded_work(
 
 def test_kernel_that_waits_for_a_busy_device_is_not_late(tmp_path: Path) -> None:
     with FaultyRun(tmp_path / "run.db") as run:
-        for step in range(5):
-            begin = step * STEP
-            run.step(step, begin, begin + STEP)
+        for begin in run.steps(5, STEP):
             # Launched early, but the device is busy until the kernel starts.
             run.kernel(begin + 5 * US, begin + 4 * MS, launched=begin)
             run.kernel(begin + 4 * MS, begin + STEP, launched=begin + 10 * US)

@@ -60,9 +60,7 @@ class NpuRun(FaultyRun):
 
 def test_operators_on_ai_cpus_cost_their_time(tmp_path: Path) -> None:
     with NpuRun(tmp_path / "run.db") as npu:
-        for step in range(5):
-            begin = step * STEP
-            npu.step(step, begin, begin + STEP)
+        for begin in npu.steps(5, STEP):
             npu.operator(
                 begin, begin + 500 * US, task_type="AI_CPU", op_type="Index", core="AI_CPU"
             )
@@ -110,9 +108,7 @@ def test_nominal_frequency_of_another_chip_is_no_drop(tmp_path: Path) -> None:
     assert "frequency_drop" not in findings_by_kind(path)
 
 
-def test_alternating_clock_costs_the_longer_time_also_below_half_of_the_maximum(
-    tmp_path: Path,
-) -> None:
+def test_alternating_clock_costs_the_longer_time_below_half_too(tmp_path: Path) -> None:
     with NpuRun(tmp_path / "run.db") as npu:
         at = 0
         for number in range(20):
@@ -227,9 +223,7 @@ def test_transfers_of_unaligned_size_cost_the_lost_bandwidth(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(("size", "found"), [((4 << 20) + 36, True), (4 << 20, False)])
-def test_transfers_of_unaligned_size_alone_are_named_without_a_cost(
-    tmp_path: Path, size: int, found: bool
-) -> None:
+def test_unaligned_transfers_are_named_for_nothing(tmp_path: Path, size: int, found: bool) -> None:
     with NpuRun(tmp_path / "run.db") as npu:
         for at in range(10):
             npu.operator(at * MS, at * MS + 500 * US)
@@ -275,9 +269,7 @@ def test_slow_sdma_transfer_is_no_retransmission(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("overlapped_us", "fires"), [(200, True), (105, False)])
-def test_transfers_slowed_by_concurrent_matmuls_are_link_contention(
-    tmp_path: Path, overlapped_us: int, fires: bool
-) -> None:
+def test_transfers_beside_matmuls_contend(tmp_path: Path, overlapped_us: int, fires: bool) -> None:
     with NpuRun(tmp_path / "run.db") as npu:
         at = 0
         for number in range(20):
@@ -342,9 +334,7 @@ def test_full_precision_of_an_assumed_chip_has_no_cost(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("vector", "mhz"), [(40, 1800), (48, 1700)])
-def test_cores_stay_unknown_if_blocks_and_clock_fit_no_chip(
-    tmp_path: Path, vector: int, mhz: int
-) -> None:
+def test_cores_stay_unknown_if_nothing_fits_a_chip(tmp_path: Path, vector: int, mhz: int) -> None:
     result = advice(write_matmuls(tmp_path / "run.db", hf32="NO", vector=vector, mhz=mhz))
     assert "idle_cores" in {one.kind for one in result.not_judged}
 
@@ -352,9 +342,7 @@ def test_cores_stay_unknown_if_blocks_and_clock_fit_no_chip(
 def test_clock_that_alternates_within_each_operator_costs_its_mean(tmp_path: Path) -> None:
     """Each operator begins at full clock; at a constant clock it would take 833 of 1000 us."""
     with NpuRun(tmp_path / "run.db") as npu:
-        for step in range(12):
-            begin = step * 1000 * US
-            npu.step(step, begin, begin + 1000 * US)
+        for begin in npu.steps(12, 1000 * US):
             npu.operator(begin, begin + 1000 * US)
             for at in range(0, 1000, 500):
                 npu.clock(begin + at * US, 1800)
@@ -398,9 +386,7 @@ def test_operators_on_ai_cpus_are_no_chain_of_element_wise_kernels(tmp_path: Pat
 
 
 @pytest.mark.parametrize(("length", "found"), [(2, False), (3, True), (20, False)])
-def test_pairs_and_loops_of_operators_are_no_chain_on_an_npu(
-    tmp_path: Path, length: int, found: bool
-) -> None:
+def test_pairs_and_loops_are_no_chain_on_an_npu(tmp_path: Path, length: int, found: bool) -> None:
     with NpuRun(tmp_path / "run.db") as npu:
         npu.call(0, US, "aten::mul")
         at = 0

@@ -79,14 +79,10 @@ def test_compilation_explains_the_slow_step_in_which_it_was_enqueued(tmp_path: P
     assert "slow_steps" not in findings
 
 
-def test_freed_memory_that_is_allocated_again_is_no_retry_if_operators_are_between(
-    tmp_path: Path,
-) -> None:
+def test_freed_memory_allocated_again_is_no_retry_after_operators(tmp_path: Path) -> None:
     """`empty_cache()` in each step: another thread launches what this one enqueues."""
     with QueuedRun(tmp_path / "run.db") as run:
-        for step in range(6):
-            begin = step * 20 * MS
-            run.step(step, begin, begin + 20 * MS)
+        for step, begin in enumerate(run.steps(6, 20 * MS)):
             run.call(begin, begin + 20 * MS, f"ProfilerStep#{step}")
             run.queued(begin, begin + 2 * US, begin + 10 * US, takes=14 * MS, call="aclnnAdd")
             run.api(begin + 15 * MS, begin + 17 * MS, "aclrtFree")
@@ -98,9 +94,7 @@ def test_freed_memory_that_is_allocated_again_is_no_retry_if_operators_are_betwe
 
 def test_recorded_stacks_slow_the_host(tmp_path: Path) -> None:
     with QueuedRun(tmp_path / "run.db") as run:
-        for step in range(6):
-            begin = step * MS
-            run.step(step, begin, begin + MS)
+        for begin in run.steps(6, MS):
             run.call(begin, begin + MS, "train.py(9): step", kind=50003)
             for at in range(10):
                 start = begin + at * 100 * US

@@ -69,9 +69,7 @@ def loop(
 @pytest.mark.parametrize(
     "names", [AVERAGE, ("aten::lerp_",), ("aten::linalg_vector_norm", "aten::pow", "aten::add")]
 )
-def test_loop_over_parameters_costs_the_time_between_its_kernels(
-    tmp_path: Path, names: tuple[str, ...]
-) -> None:
+def test_parameter_loop_costs_time_between_kernels(tmp_path: Path, names: tuple[str, ...]) -> None:
     finding = findings_of(tmp_path / "run.db", loop(*names))["parameter_loop"]
     # The host is ahead during the matmul.
     assert saving_ns(finding) == pytest.approx((40 * len(names) * 10 - 40) * US, rel=0.02)
@@ -81,9 +79,7 @@ def test_loop_over_parameters_costs_the_time_between_its_kernels(
 
 @pytest.mark.parametrize("gpu", [False, True])
 @pytest.mark.parametrize("frame", ["", "torch/nn/utils/clip_grad.py(198): clip_grad_norm_"])
-def test_loop_that_clips_gradients_names_the_function(
-    tmp_path: Path, gpu: bool, frame: str
-) -> None:
+def test_loop_that_clips_gradients_is_named(tmp_path: Path, gpu: bool, frame: str) -> None:
     """Without Python functions, norms and then in-place products are clipping."""
     clips = [*loop("aten::linalg_vector_norm"), *loop("aten::mul_" if not frame else "aten::div_")]
     finding = findings_of(tmp_path / "run.db", clips, frame=frame, gpu=gpu)["parameter_loop"]
@@ -110,9 +106,7 @@ def test_loop_that_clips_gradients_names_the_function(
         pytest.param(loop(*AVERAGE, around="Optimizer.step#SGD.step"), id="optimizer"),
     ],
 )
-def test_other_repeated_operations_are_no_loop_over_parameters(
-    tmp_path: Path, operations: list[Op]
-) -> None:
+def test_other_repetitions_are_no_parameter_loop(tmp_path: Path, operations: list[Op]) -> None:
     assert "parameter_loop" not in findings_of(tmp_path / "run.db", operations)
 
 

@@ -49,9 +49,7 @@ ADAPTER = ("aten::mm", "4096,16;16,4096", 100)
         [("aten::bmm", "8,4096,16;8,16,4096", 100), ("aten::bmm", "8,512,4096;8,4096,4096", 400)],
     ],
 )
-def test_products_with_a_cheaper_order_cost_what_the_order_saves(
-    tmp_path: Path, operations: list[Op]
-) -> None:
+def test_products_cost_what_another_order_saves(tmp_path: Path, operations: list[Op]) -> None:
     finding = findings_of(tmp_path / "run.db", *[[REST, *operations]] * 6)["product_order"]
     # The other order moves mostly the inputs and the result.
     assert 250 * US < saving_ns(finding) < 500 * US
@@ -109,9 +107,7 @@ CAST = ("aten::_to_copy", "2,1024,50304", 200)
         ),
     ],
 )
-def test_unused_rows_of_logits_cost_their_share(
-    tmp_path: Path, operations: list[Op], lost_us: int
-) -> None:
+def test_unused_logits_cost_their_share(tmp_path: Path, operations: list[Op], lost_us: int) -> None:
     finding = findings_of(tmp_path / "run.db", *[[REST, *operations]] * 6)["unused_rows"]
     assert saving_ns(finding) == pytest.approx(lost_us * US, rel=0.02)
     assert "logits_to_keep" in finding.advice
@@ -206,7 +202,5 @@ def test_products_have_the_sizes_of_their_last_two_matrices(
         ((1, 10, 1, 20), 10 + 20 + 200),
     ],
 )
-def test_work_of_a_product_is_limited_by_flops_or_bytes(
-    sizes: tuple[int, int, int, int], work: float
-) -> None:
+def test_work_of_a_product_is_flops_or_bytes(sizes: tuple[int, int, int, int], work: float) -> None:
     assert product_rules._Product(*sizes).work == work

@@ -22,9 +22,7 @@ from unified_prof.explain.msprof import MsprofAnalysis
 def write_collections(path: Path, *, busy: bool, takes: int = 5 * MS) -> Path:
     """Write five 20 ms steps with a garbage collection on an idle or busy device."""
     with FaultyRun(path) as run:
-        for step in range(5):
-            begin = step * 20 * MS
-            run.step(step, begin, begin + 20 * MS)
+        for begin in run.steps(5, 20 * MS):
             run.kernel(begin, begin + 10 * MS)
             run.kernel(begin + (10 * MS if busy else 16 * MS), begin + 20 * MS)
             start = begin + 10 * MS
@@ -52,9 +50,7 @@ def test_short_garbage_collections_are_no_finding(tmp_path: Path) -> None:
 def write_calls(path: Path, name: str, *, busy: bool = False) -> Path:
     """Write five 20 ms steps with a 5 ms call in each."""
     with FaultyRun(path) as run:
-        for step in range(5):
-            begin = step * 20 * MS
-            run.step(step, begin, begin + 20 * MS)
+        for begin in run.steps(5, 20 * MS):
             late = 0 if busy else 5 * MS
             run.api(begin, begin + 5 * MS, name)
             run.kernel(begin + late + US, begin + 20 * MS, launched=begin + late)
@@ -76,9 +72,7 @@ def test_allocation_on_a_busy_device_is_no_finding(tmp_path: Path) -> None:
 
 def test_allocation_in_the_first_step_is_no_finding(tmp_path: Path) -> None:
     with FaultyRun(tmp_path / "run.db") as run:
-        for step in range(5):
-            begin = step * 20 * MS
-            run.step(step, begin, begin + 20 * MS)
+        for step, begin in enumerate(run.steps(5, 20 * MS)):
             if step == 0:
                 run.api(begin, begin + 15 * MS, "cudaMalloc")
             run.kernel(begin + 15 * MS, begin + 20 * MS)
@@ -166,9 +160,7 @@ def test_npu_operator_compilation_is_a_compile_stall(tmp_path: Path) -> None:
     assert "jit_compile=False" in finding.advice
 
 
-def test_evaluation_range_that_ends_before_its_step_on_the_device_is_recognized(
-    tmp_path: Path,
-) -> None:
+def test_evaluation_that_ends_before_its_step_on_the_device_is_known(tmp_path: Path) -> None:
     """The host is one step ahead of the device when it validates."""
     with FaultyRun(tmp_path / "run.db") as run:
         begin = 0
@@ -321,9 +313,7 @@ def test_operator_with_codegen_in_its_name_is_no_compilation(tmp_path: Path) -> 
         ((3, 4, 5, 6, 7, 8, 9, 10, 11), False),
     ],
 )
-def test_slightly_longer_steps_are_found_if_they_are_regular(
-    tmp_path: Path, slow: tuple[int, ...], found: bool
-) -> None:
+def test_regular_slow_steps_are_found(tmp_path: Path, slow: tuple[int, ...], found: bool) -> None:
     """Other steps vary less."""
     lengths = [13 if step in slow else 10 for step in range(12)]
     findings = findings_by_kind(write_steps(tmp_path / "run.db", lengths))
@@ -341,9 +331,7 @@ def test_slightly_longer_steps_are_found_if_they_are_regular(
         ({1: 10, 3: 10}, False),  # other steps
     ],
 )
-def test_slightly_longer_steps_are_found_if_only_they_run_more_operations(
-    tmp_path: Path, extra: dict[int, int], found: bool
-) -> None:
+def test_steps_with_more_work_are_found(tmp_path: Path, extra: dict[int, int], found: bool) -> None:
     path = tmp_path / "run.db"
     with FaultyRun(path) as run:
         begin = 0

@@ -62,9 +62,7 @@ def test_synchronizing_call_on_a_busy_device_is_no_finding(tmp_path: Path) -> No
 
 def test_single_synchronization_at_the_end_of_a_step_is_no_finding(tmp_path: Path) -> None:
     with FaultyRun(tmp_path / "run.db") as run:
-        for step in range(5):
-            begin = step * STEP
-            run.step(step, begin, begin + STEP)
+        for begin in run.steps(5, STEP):
             run.kernel(begin + 60 * US, begin + 950 * US, launched=begin + 50 * US)
             run.api(begin + 100 * US, begin + 955 * US, "cudaDeviceSynchronize")
     assert advice(tmp_path / "run.db").findings == ()
@@ -87,9 +85,7 @@ def test_synchronization_after_every_launch_is_a_blocking_mode(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("reads", "is_mode"), [(20, True), (30, False)])
-def test_synchronizations_that_mostly_read_results_are_no_blocking_mode(
-    tmp_path: Path, reads: int, is_mode: bool
-) -> None:
+def test_synchronizations_that_read_are_no_mode(tmp_path: Path, reads: int, is_mode: bool) -> None:
     with FaultyRun(tmp_path / "run.db") as run:
         for at in range(50):
             begin = at * 100 * US
@@ -136,13 +132,9 @@ def test_waits_for_short_kernels_count_as_well(tmp_path: Path) -> None:
     assert saving_ns(finding) == (20 * 14 + 39 * 45) * US
 
 
-def test_long_work_of_the_host_costs_its_time_though_a_synchronization_is_before_it(
-    tmp_path: Path,
-) -> None:
+def test_long_host_work_costs_its_time_despite_a_synchronization(tmp_path: Path) -> None:
     with FaultyRun(tmp_path / "run.db") as run:
-        for step in range(5):
-            begin = step * 40 * MS
-            run.step(step, begin, begin + 40 * MS)
+        for begin in run.steps(5, 40 * MS):
             for number in range(60):
                 at = begin + number * 250 * US
                 run.kernel(at + 10 * US, at + 250 * US, launched=begin + number * 10 * US)
@@ -163,9 +155,7 @@ def test_launch_calls_that_return_at_once_are_no_blocking_mode(tmp_path: Path) -
 def test_idle_time_of_an_input_wait_is_not_counted_again(tmp_path: Path) -> None:
     """Each synchronization is followed by a fetch: only the remaining idle time is its cost."""
     with FaultyRun(tmp_path / "run.db") as run:
-        for step in range(5):
-            begin = step * STEP
-            run.step(step, begin, begin + STEP)
+        for begin in run.steps(5, STEP):
             run.kernel(begin + 10 * US, begin + 310 * US, launched=begin + 5 * US)
             run.call(begin + 20 * US, begin + 330 * US, "aten::item")
             run.api(begin + 21 * US, begin + 320 * US, "cudaStreamSynchronize")
@@ -195,14 +185,10 @@ def test_read_at_the_end_of_the_last_step_counts(tmp_path: Path, apart: int) -> 
     assert finding.figures["calls"] == 4
 
 
-def test_reads_that_also_delay_later_launches_cost_more_than_the_idle_time_after_them(
-    tmp_path: Path,
-) -> None:
+def test_reads_that_delay_launches_cost_more_than_the_idle_time(tmp_path: Path) -> None:
     """2 % of the step is idle after a read, 4 % before kernels that it delays."""
     with FaultyRun(tmp_path / "run.db") as run:
-        for step in range(6):
-            begin = step * STEP
-            run.step(step, begin, begin + STEP)
+        for begin in run.steps(6, STEP):
             run.kernel(begin + US, begin + 920 * US, launched=begin)
             run.call(begin + 2 * US, begin + 931 * US, "aten::item")
             run.api(begin + 3 * US, begin + 930 * US, "cudaStreamSynchronize")

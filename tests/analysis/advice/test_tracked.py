@@ -88,9 +88,7 @@ def test_periodic_work_is_not_in_the_typical_iteration() -> None:
     assert "90.0 ms of it in forward without gradients at train.py:17" in finding.text
     assert "3 of 6 iterations" in finding.text
     one_without = replace(
-        run,
-        steps=(mixed[6], *mixed[:4], mixed[3]),
-        parts_ns={"forward_without_gradients": 90 * MS},
+        run, steps=(mixed[6], *mixed[:4], mixed[3]), parts_ns={"forward_without_gradients": 90 * MS}
     )
     assert one_without.median_ns == 100 * MS
     assert saving_ns(findings_of(one_without)["periodic_work"]) == 90 * MS

@@ -122,9 +122,7 @@ def test_an_optimizer_that_is_fused_or_cannot_be_is_not_advised(settings: dict[s
         ({"parameters": 400, "sparse": True}, None),
     ],
 )
-def test_a_fused_optimizer_saves_the_calls_of_the_loop(
-    settings: dict[str, Any], cost_ms: float | None
-) -> None:
+def test_a_fused_optimizer_saves_the_calls(settings: dict[str, Any], cost_ms: float | None) -> None:
     run = tracked(parts={"optimizer": 20}, facts={"optimizers": optimizers(**settings)})
     found = findings(run).get("unfused_optimizer")
     assert (found and found.cost_ms_per_step) == cost_ms

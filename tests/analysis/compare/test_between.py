@@ -24,9 +24,7 @@ logarithms = st.lists(st.floats(-3, 3), min_size=1, max_size=6)
         (0.05, 1e9, 1.96),
     ],
 )
-def test_quantiles_equal_those_of_printed_tables(
-    alpha: float, degrees: float, expected: float
-) -> None:
+def test_quantiles_equal_printed_tables(alpha: float, degrees: float, expected: float) -> None:
     assert confidence.quantile(alpha, degrees) == pytest.approx(expected, abs=1e-4)
 
 

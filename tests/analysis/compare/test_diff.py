@@ -153,9 +153,7 @@ def test_memory_of_a_loop_is_one_row_and_few_calls_stay_separate() -> None:
 
 
 @pytest.mark.parametrize(("backward_ns", "named"), [(1e6, False), (4e6, True)])
-def test_part_that_explains_little_of_the_total_is_not_named(
-    backward_ns: float, named: bool
-) -> None:
+def test_part_that_explains_little_is_not_named(backward_ns: float, named: bool) -> None:
     before, after = run_of(STEP), run_of(STEP, seed=1)
     totals = {"total": after.totals["total"] + 10e6}
     after = replace(after, totals=totals, parts_ns={"forward": 2e6, "backward": backward_ns})

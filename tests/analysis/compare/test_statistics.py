@@ -99,9 +99,7 @@ def test_correction_for_multiple_tests_is_that_of_benjamini_and_hochberg(raw: li
     st.lists(st.floats(1, 100), min_size=5, max_size=20),
     st.lists(st.floats(1, 100), min_size=5, max_size=20),
 )
-def test_shift_interval_contains_its_ratio_and_the_narrower_one_is_first(
-    a: list[float], b: list[float]
-) -> None:
+def test_interval_contains_its_ratio_narrower_first(a: list[float], b: list[float]) -> None:
     found = shifts([(Sample.from_values(a), Sample.from_values(b))])
     assert found is not None
     first, second = found

@@ -46,9 +46,7 @@ def test_waits_are_excluded_from_forward_backward_and_total() -> None:
 
 
 @pytest.mark.parametrize("known", [(TOTAL,), (TOTAL, BACKWARD)])
-def test_waits_are_included_everywhere_if_they_are_unknown_for_a_pass(
-    known: tuple[str, ...],
-) -> None:
+def test_waits_are_included_if_they_are_unknown_for_a_pass(known: tuple[str, ...]) -> None:
     """Reports of earlier versions lack them; a forward pass must not exceed the total."""
     waiting = iterations(waited_ms=70, seed=1, known=known)
     for sides in ((iterations(), waiting), (waiting, iterations())):

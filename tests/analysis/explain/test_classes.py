@@ -60,9 +60,7 @@ def test_opaque_name_has_class_other(name: str) -> None:
         (REDUCTION, (KERNEL, SUM, "aten::sum", "aten::linear")),
     ],
 )
-def test_class_depends_on_kind_kernel_operator_and_operation(
-    expected: str, arguments: tuple[Any, ...]
-) -> None:
+def test_class_depends_on_kind_and_names(expected: str, arguments: tuple[Any, ...]) -> None:
     assert class_of(*arguments) == expected
 
 

@@ -131,9 +131,7 @@ def test_recorded_bandwidth_has_priority_over_size_divided_by_time(path: Path) -
         ([5], "5.00 µs (1 launch)"),
     ],
 )
-def test_headline_has_median_p90_and_maximum_launch_latency(
-    path: Path, delays: list[int], expected: str
-) -> None:
+def test_headline_has_the_launch_latency(path: Path, delays: list[int], expected: str) -> None:
     with Device(path) as device:
         for number, delay in enumerate(delays):
             called = 1000 * US * number

@@ -83,9 +83,7 @@ def test_corpus_has_over_2000_names_of_kernels_and_operations() -> None:
 @pytest.mark.parametrize(
     ("kind", "classify"), [("kernel", class_of_kernel), ("operation", class_of_operation)]
 )
-def test_names_have_the_class_that_their_source_states(
-    kind: str, classify: Callable[[str], str | None]
-) -> None:
+def test_names_have_the_class_of_origin(kind: str, classify: Callable[[str], str | None]) -> None:
     expected = corpus(kind)
     found = {name: classify(name) for name in expected}
     assert {name: found[name] for name in found if found[name] != expected[name]} == {}

@@ -69,9 +69,7 @@ def test_kernels_are_the_path_if_the_device_is_the_bottleneck(tmp_path: Path) ->
     )  # from the start of the step to the first launch
 
 
-def test_host_is_the_path_and_kernels_have_slack_if_the_host_is_the_bottleneck(
-    tmp_path: Path,
-) -> None:
+def test_host_is_the_path_if_the_host_is_the_bottleneck(tmp_path: Path) -> None:
     turn: list[Action] = [Launch("mm_1", 5 * US), HostWork(100 * US)]
     found = path_of_program([*turn * 20, Synchronize(), EndStep()], tmp_path)
     assert set(total_by_kind(found)) == {"host", "synchronising"}
@@ -190,9 +188,7 @@ def test_path_of_an_npu_step_covers_the_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("duration_recorded", [True, False])
-def test_npu_event_wait_leads_to_the_record_on_the_other_stream(
-    tmp_path: Path, duration_recorded: bool
-) -> None:
+def test_npu_event_wait_leads_to_the_other_stream(tmp_path: Path, duration_recorded: bool) -> None:
     """A 910B records the duration of the wait; a 910A only a moment, 40 us after the event."""
     with Device(tmp_path / "a.db") as device:
         device.task(0, 100 * US, stream=2, kernel=("mm", "MatMul"))
@@ -316,9 +312,7 @@ def test_collective_wait_of_a_real_rank_is_on_its_path(shared: Path) -> None:
     assert 0.6 < (longest.total_ns or 0) / (found.total_ns or 1) < 0.7
 
 
-def test_path_of_a_long_recording_covers_the_first_steps_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_paths_cover_the_first_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program: list[Action] = []
     for _ in range(4):
         program += [*[Launch("mm_1", 100 * US)] * 5, Synchronize(), EndStep()]

@@ -48,9 +48,7 @@ def test_period_of_a_sequence(text: str, again: int) -> None:
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=8), st.integers(0, 7))
-def test_all_rotations_of_a_sequence_have_the_same_first_rotation(
-    sequence: list[int], by: int
-) -> None:
+def test_all_rotations_have_the_same_first_one(sequence: list[int], by: int) -> None:
     by %= len(sequence)
     assert first_rotation([*sequence[by:], *sequence[:by]]) == first_rotation(sequence)
 

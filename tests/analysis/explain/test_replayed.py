@@ -87,9 +87,7 @@ def operations_and_anomalies(
         return found, [one.name for one in analysis.summary.anomalies]
 
 
-def test_nth_kernel_of_a_replay_belongs_to_the_nth_captured_launch(
-    paths: tuple[Path, Path],
-) -> None:
+def test_nth_kernel_of_a_replay_is_the_nth_captured_one(paths: tuple[Path, Path]) -> None:
     kernels = [(30, None), (5, None), (40, None)]
     write_replay(paths[0], kernels, kernels)
     write_capture(paths[1], [MM, ADD, MM])
@@ -99,9 +97,7 @@ def test_nth_kernel_of_a_replay_belongs_to_the_nth_captured_launch(
 
 
 @pytest.mark.parametrize(("captured", "share"), [(False, 0.93), (True, 0.0)])
-def test_share_of_replays_without_operations_is_stated(
-    paths: tuple[Path, Path], captured: bool, share: float
-) -> None:
+def test_share_without_operations(paths: tuple[Path, Path], captured: bool, share: float) -> None:
     write_replay(paths[0], [(93, None)])
     capture = write_capture(paths[1], [MM]) if captured else None
     with open_reports(paths[0], capture=capture) as opened:
@@ -206,9 +202,7 @@ def test_collectives_are_nodes_and_keep_their_row(paths: tuple[Path, Path]) -> N
     assert anomalies == []
 
 
-def test_kernels_on_two_streams_without_node_numbers_are_not_assigned(
-    paths: tuple[Path, Path],
-) -> None:
+def test_kernels_on_two_streams_without_nodes_not_assigned(paths: tuple[Path, Path]) -> None:
     with Device(paths[0]) as device:
         device.runtime(100, 140, "cudaGraphLaunch", 10)
         device.task(1000, 1010, connection=10, stream=7, kernel=("k0", "K"))
@@ -249,9 +243,7 @@ def test_ambiguous_captures_are_not_assigned(paths: tuple[Path, Path]) -> None:
     )
 
 
-def test_capture_without_begin_and_end_is_the_launches_without_tasks(
-    paths: tuple[Path, Path],
-) -> None:
+def test_capture_without_begin_and_end_has_no_tasks(paths: tuple[Path, Path]) -> None:
     write_replay(paths[0], [(30, None), (5, None)])
     write_capture(paths[1], [MM, ADD], bounds=False)
     assert operations_and_anomalies(*paths)[0]["aten::mm"] == (1, 30)
@@ -272,9 +264,7 @@ def test_lines_kernels_and_totals_use_the_captured_operations(paths: tuple[Path,
         assert "aten::mm" in report_formats.produce_text(opened, ReportRequest())
 
 
-def test_recording_without_operations_is_refused_as_capture(
-    paths: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_recording_without_operations_is_refused(paths: tuple[Path, Path], tmp_path: Path) -> None:
     write_replay(paths[0], [(30, None)])
     with Device(paths[1]) as device:
         device.task(0, 1, kernel=("k", "K"))

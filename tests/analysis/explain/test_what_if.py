@@ -89,9 +89,7 @@ def test_faster_kernel_frees_a_full_launch_queue(tmp_path: Path, factor: float) 
     assert found.gain_ns == pytest.approx(true_ns, rel=0.01)
 
 
-def test_synchronization_waits_for_tasks_launched_before_the_recording_began(
-    tmp_path: Path,
-) -> None:
+def test_synchronization_waits_for_tasks_from_before_the_run(tmp_path: Path) -> None:
     with FaultyRun(tmp_path / "run.db") as run:
         for at in range(5):
             run.kernel(at * 1000 * US, (at * 1000 + 990) * US)
@@ -105,9 +103,7 @@ def test_synchronization_waits_for_tasks_launched_before_the_recording_began(
 
 
 @pytest.mark.parametrize("early_ns", [0, 1, 900])
-def test_blocking_copy_waits_if_the_next_call_begins_early_by_rounding(
-    tmp_path: Path, early_ns: int
-) -> None:
+def test_blocking_copy_waits_if_the_next_call_is_early(tmp_path: Path, early_ns: int) -> None:
     with FaultyRun(tmp_path / "run.db") as run:
         for at in range(0, 5000 * US, 1000 * US):
             run.kernel(at + 10 * US, at + 900 * US, launched=at)
@@ -175,9 +171,7 @@ def test_host_runs_ahead_without_a_synchronizing_call() -> None:
 
 
 @pytest.mark.parametrize(("factors", "left"), [((2,), 2), ((2, 4), 4)])
-def test_device_only_recording_gains_the_time_of_its_streams(
-    tmp_path: Path, factors: Sequence[float], left: int
-) -> None:
+def test_device_only_gains_stream_time(tmp_path: Path, factors: Sequence[float], left: int) -> None:
     """Of two changes of the same kernels, the larger one counts."""
     execution = machine.run([*[Launch("mm_1", 100 * US)] * 5, Synchronize(), EndStep()])
     execution.steps.clear()
@@ -265,9 +259,7 @@ def check_estimate(
 
 @settings(max_examples=15, deadline=None)
 @given(programs(), CHANGES)
-def test_estimate_for_a_faster_kernel_equals_the_simulation(
-    program: list[Action], change: tuple[str, float]
-) -> None:
+def test_faster_kernel_is_as_simulated(program: list[Action], change: tuple[str, float]) -> None:
     check_estimate(program, change, 0)
 
 
@@ -282,9 +274,7 @@ def test_estimate_for_a_faster_kernel_equals_the_simulation_with_noise(
 
 @settings(max_examples=15, deadline=None)
 @given(programs(), st.sampled_from((1.5, 4.0)))
-def test_estimate_for_a_faster_host_equals_the_simulation(
-    program: list[Action], factor: float
-) -> None:
+def test_estimate_for_a_faster_host_is_simulated(program: list[Action], factor: float) -> None:
     if not any(isinstance(one, Launch) and one.operation == "aten::mm_1" for one in program):
         return
     found = estimate(program, "host:aten::mm_1", factor)

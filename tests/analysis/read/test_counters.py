@@ -44,9 +44,7 @@ def _report(path: Path, records: Records, facts: Mapping[str, str] | None = None
         ([("PTA", 10, 0), ("PTA", 30, 1)], 30),
     ],
 )
-def test_peak_memory_is_that_of_torchs_allocator(
-    tmp_path: Path, records: Records, peak: int
-) -> None:
+def test_peak_memory_is_that_of_the_allocator(tmp_path: Path, records: Records, peak: int) -> None:
     path = _report(tmp_path / "a.db", records)
     assert summary_of(path).totals.peak_bytes == peak
 

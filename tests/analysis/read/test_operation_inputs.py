@@ -18,9 +18,7 @@ VALUE = st.sampled_from([MISSING, -1, 0, 1, 7, 1 << 40])
 
 
 @given(st.lists(st.tuples(VALUE, VALUE, st.booleans()), max_size=30))
-def test_rows_have_the_same_number_if_and_only_if_they_are_equal(
-    rows: list[tuple[int, int, bool]],
-) -> None:
+def test_rows_have_one_number_only_if_they_are_equal(rows: list[tuple[int, int, bool]]) -> None:
     columns = [np.array([row[place] for row in rows], np.int64) for place in range(3)]
     number = numbered(*columns).tolist()
     assert [number.index(one) for one in number] == [rows.index(row) for row in rows]

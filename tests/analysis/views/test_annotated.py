@@ -66,9 +66,7 @@ def test_device_annotations_count_for_each_enclosing_range(tmp_path: Path) -> No
     assert found.total_ns == 69_000, "all device work, to which shares refer"
 
 
-def test_host_annotation_counts_the_tasks_it_launched_if_device_ranges_are_missing(
-    tmp_path: Path,
-) -> None:
+def test_annotation_counts_its_tasks_without_device_ranges(tmp_path: Path) -> None:
     found = annotation_breakdown(
         tmp_path, *tasks(), complete("user_annotation", "step[DECODE]", 100, 100)
     )
@@ -100,9 +98,7 @@ def test_batches_of_servers_have_tokens_and_their_time(
     assert extra.get("time_ns_per_token") == time_ns
 
 
-def test_text_and_json_contain_the_annotation(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_text_and_json_have_annotations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = tmp_path / "r.db"
     convert(write(tmp_path / "trace.json", [*tasks(), device_annotation(BATCH, 300, 24)]), report)
     assert uprof("report", report, "--by", "annotation") == 0
@@ -112,9 +108,7 @@ def test_text_and_json_contain_the_annotation(
     assert figures["breakdowns"]["annotation"]["rows"][0]["name"] == BATCH
 
 
-def test_report_by_annotation_fails_if_no_range_was_annotated(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_annotation_is_refused_if_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = tmp_path / "r.db"
     convert(write(tmp_path / "trace.json", tasks()), report)
     assert uprof("report", report, "--by", "annotation") == 2

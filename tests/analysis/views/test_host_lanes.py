@@ -80,9 +80,7 @@ def test_every_range_of_a_step_is_drawn(tmp_path: Path) -> None:
     assert rows["thread 2", 2] == ["aten::threshold_backward", "aten::mm"]
 
 
-def test_functions_of_the_users_files_are_drawn_and_those_of_packages_counted(
-    tmp_path: Path,
-) -> None:
+def test_functions_of_users_are_drawn_others_are_counted(tmp_path: Path) -> None:
     with Device(tmp_path / "msprof_1.db") as device:
         device.call(0, 900, "/w/job/train.py(3): run", kind=50003)
         device.call(2, 890, "/w/job/nets/mlp.py(9): forward", kind=50003)

@@ -60,9 +60,7 @@ def _rows(path: Path) -> dict[str, Row]:
     return by_name(breakdown_of(path, "idle"))
 
 
-def test_device_is_host_bound_until_the_launch_and_then_waits_for_launch_latency(
-    tmp_path: Path,
-) -> None:
+def test_device_is_host_bound_until_the_launch_then_waits(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     with Device(path) as device:
         _kernel(device, 0, 100, 200)
@@ -149,9 +147,7 @@ def test_time_in_which_a_call_waits_for_the_device_is_unrecorded_work(
 @pytest.mark.parametrize(
     ("direction", "reason"), [(1, "launched"), (2, "unrecorded"), (8, "launched")]
 )
-def test_copy_to_the_device_is_prepared_by_its_own_call(
-    tmp_path: Path, direction: int, reason: str
-) -> None:
+def test_copy_to_the_device_has_its_own_call(tmp_path: Path, direction: int, reason: str) -> None:
     """From pageable memory; a copy to the host waits for the work before it."""
     path = tmp_path / "a.db"
     with Device(path) as device:

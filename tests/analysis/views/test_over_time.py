@@ -24,9 +24,7 @@ def test_short_line_is_not_thinned() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 5), st.integers(0, 4)), max_size=8))
-def test_stacked_line_is_the_sum_of_the_open_intervals(
-    intervals: list[tuple[int, int, int]],
-) -> None:
+def test_stacked_line_is_the_sum_of_intervals(intervals: list[tuple[int, int, int]]) -> None:
     start, length, height = np.array(intervals, np.int64).reshape(-1, 3).T
     moments, value = stacked(start, start + length, height)
     each = [(begin, begin + duration, tall) for begin, duration, tall in intervals]

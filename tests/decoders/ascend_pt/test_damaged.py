@@ -52,9 +52,7 @@ FILES = tuple(all_kinds().files)
 
 
 @pytest.mark.parametrize("missing", ["PROF_*", "FRAMEWORK"])
-def test_constant_rows_without_a_part_are_those_of_torch_npu(
-    recording: Path, tmp_path: Path, missing: str
-) -> None:
+def test_constant_rows_equal_torch_npus(recording: Path, tmp_path: Path, missing: str) -> None:
     folder = shutil.copytree(recording, tmp_path / "x_ascend_pt")
     for part in folder.glob(missing):
         shutil.rmtree(part)
@@ -138,9 +136,7 @@ def test_length_beyond_the_file_allocates_no_memory(tmp_path: Path) -> None:
     assert sink.anomalies["cut_off"].cases == 1
 
 
-def test_records_longer_than_a_block_are_read_or_skipped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_records_longer_than_a_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "_PIECE_BYTES", 64)
     monkeypatch.setattr(records, "_MAX_RECORD_BYTES", 4_000)
     framework = Framework()
@@ -228,9 +224,7 @@ def test_any_damage_leaves_a_valid_report(
         max_leaves=4,
     ),
 )
-def test_control_files_with_any_values_are_decoded_or_refused(
-    key: str, value: object, tmp_path: Path
-) -> None:
+def test_control_files_of_any_values_are_decoded(key: str, value: object, tmp_path: Path) -> None:
     folder = all_kinds().write(tmp_path)
     info = json.loads((folder / "profiler_info.json").read_text())
     (folder / "profiler_info.json").write_text(json.dumps({**info, key: value}))

@@ -152,9 +152,7 @@ MARKS = st.lists(
 
 
 @given(MARKS)
-def test_marks_are_paired_with_at_most_one_open_start(
-    marks: list[tuple[int, int, int, int]],
-) -> None:
+def test_marks_are_paired_with_one_open_start(marks: list[tuple[int, int, int, int]]) -> None:
     framework = Framework()
     for time, category, correlation, tid in marks:
         framework.mark(time, category, correlation, tid, "k")

@@ -135,9 +135,7 @@ def test_largest_64_bit_ids_are_null(tmp_path: Path) -> None:
     assert convert_into(folder, tmp_path).rows["PYTORCH_API"] == 2
 
 
-def test_trace_longer_than_a_block_is_read_completely(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trace_longer_than_a_block_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compression, "_PLAIN_PIECE_BYTES", 700)
     events = [builders.operator('a "}, {" [{}, {}] \\', 10 * n, 5) for n in range(200)]
     found = convert_into(builders.write(tmp_path / "x", events), tmp_path)
@@ -215,9 +213,7 @@ CHANGES = st.lists(
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(changes=CHANGES)
-def test_events_with_any_values_are_converted(
-    changes: list[tuple[int, str, object]], tmp_path: Path
-) -> None:
+def test_any_values_are_converted(changes: list[tuple[int, str, object]], tmp_path: Path) -> None:
     events = builders.all_kinds()
     for place, key, value in changes:
         event = events[place % len(events)]

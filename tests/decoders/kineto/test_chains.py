@@ -73,17 +73,13 @@ def test_operations_and_their_children_have_the_enclosing_python_frames(tmp_path
     assert rows == [(0, 1_000_000, "train.py(5): main")], "long calls are written"
 
 
-def test_backward_on_the_calling_thread_has_the_frames_of_its_forward_operation(
-    tmp_path: Path,
-) -> None:
+def test_backward_on_the_calling_thread_has_frames_of_its_forward_operation(tmp_path: Path) -> None:
     trace = [*TRACE[:7], backward("AddmmBackward0", 400, 50, sequence=7, tid=101)]
     found = frames_by_operation(decode_events(tmp_path, *trace))
     assert found["AddmmBackward0"] == found["aten::linear"]
 
 
-def test_backward_node_belongs_to_the_last_operation_with_its_sequence_number(
-    tmp_path: Path,
-) -> None:
+def test_backward_node_belongs_to_the_last_operation_of_its_sequence_number(tmp_path: Path) -> None:
     trace = [
         frame("a.py(1): a", 0, 50),
         forward("aten::detach", 10, 10, sequence=3),

@@ -50,9 +50,7 @@ def trace_bytes(request: pytest.FixtureRequest, tmp_path: Path) -> bytes:
 
 @pytest.mark.quick(cases=1)
 @pytest.mark.parametrize("slice_bytes", [200, 1 << 20])
-def test_every_complete_event_before_a_cut_is_read(
-    trace_bytes: bytes, slice_bytes: int, tmp_path: Path
-) -> None:
+def test_events_before_a_cut_are_read(trace_bytes: bytes, slice_bytes: int, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     ends = ends_of_events(trace_bytes)
     names = [event["name"] for event in EVENTS]
@@ -176,9 +174,7 @@ def test_missing_base_time_of_a_cut_trace_is_counted(tmp_path: Path) -> None:
         ("0", 0),
     ],
 )
-def test_base_time_is_read_from_any_numeric_spelling(
-    tmp_path: Path, written: str, used: int
-) -> None:
+def test_base_time_is_read_from_any_spelling(tmp_path: Path, written: str, used: int) -> None:
     text = f'{{"baseTimeNanoseconds": {written}, "traceEvents": [{json.dumps(EVENTS[0])}]}}'
     path = tmp_path / "trace.json"
     path.write_text(text)

@@ -165,9 +165,7 @@ def test_collective_size_is_that_of_the_larger_message_or_unknown(
         ("void deep_ep::intranode::dispatch<8, 768>(int4*)", "AllToAll"),
     ],
 )
-def test_collective_kernels_of_inference_servers_and_symmetric_memory_are_recognized(
-    tmp_path: Path, kernel_name: str, collective: str
-) -> None:
+def test_kernels_of_servers_are_known(tmp_path: Path, kernel_name: str, collective: str) -> None:
     sink = decode_events(tmp_path, call(15, 5, 3), kernel(30, 10, 3, name=kernel_name))
     assert "COMPUTE_TASK_INFO" not in sink.tables
     assert sink.rows("COMMUNICATION_OP", "opType", texts=["opType"]) == [(collective,)]

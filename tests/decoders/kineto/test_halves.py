@@ -122,9 +122,7 @@ def test_two_processes_read_the_same_rows(added: list[bool], tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_two_processes_read_the_same_rows_of_recorded_traces(
-    added: list[bool], shared: Path
-) -> None:
+def test_two_processes_read_the_rows_of_recorded_traces(added: list[bool], shared: Path) -> None:
     found = sorted((shared / "samples" / "kineto").glob("*.json.gz"))
     traces = [trace for trace in found if trace.stat().st_size < 30_000]
     for trace in traces:
@@ -210,9 +208,7 @@ def test_small_traces_and_single_processors_take_one_process(
     assert added == []
 
 
-def test_function_that_cannot_be_pickled_takes_one_process(
-    added: list[bool], tmp_path: Path
-) -> None:
+def test_function_that_cannot_be_pickled_is_one_process(added: list[bool], tmp_path: Path) -> None:
     path = write(tmp_path / "trace.json", events(3))
     sink = decode(path, divided_from_bytes=0, is_outside=lambda frame: False)
     assert sink.tables["PYTORCH_API"]

@@ -96,9 +96,7 @@ def read_slices(path: Path, size: int) -> TraceReader:
     return reader
 
 
-def test_slices_of_known_events_are_decoded_in_one_pass(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_known_events_are_read_in_one_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compression, "_PLAIN_PIECE_BYTES", 1000)
     path = write(tmp_path / "trace.json", known_events() * 40)
     assert read_slices(path, 4000).known.decoded > 15

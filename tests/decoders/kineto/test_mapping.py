@@ -21,9 +21,7 @@ from unified_prof.decoders.gpu.task_tables import Options
 MAIN_THREAD = PID << 32 | TID
 
 
-def test_external_id_names_the_operation_if_no_operation_contains_the_launch(
-    tmp_path: Path,
-) -> None:
+def test_external_id_names_the_operation_if_none_contains_the_launch(tmp_path: Path) -> None:
     sink = decode_events(
         tmp_path,
         operation("aten::mm", 0, 10, args={"External id": 5}),
@@ -46,9 +44,7 @@ def test_external_id_names_the_operation_if_no_operation_contains_the_launch(
     ("collective", "prefix"),
     [("recv", "receive__dp_0_0"), ("Recv", "receive__"), ("send", "send__"), ("SendRecv", "SendR")],
 )
-def test_collective_names_are_those_that_viewers_expect(
-    collective: str, prefix: str, tmp_path: Path
-) -> None:
+def test_collective_names_suit_the_viewers(collective: str, prefix: str, tmp_path: Path) -> None:
     args = PARAMETERS | {"Collective name": collective}
     sink = decode_events(tmp_path, call(15, 5, 3), kernel(30, 10, 3, name=NCCL, args=args))
     ((name, kind),) = sink.rows("COMMUNICATION_OP", "opName", "opType", texts=["opName", "opType"])

@@ -85,9 +85,7 @@ def test_processes_take_devices_in_order_if_times_do_not_decide(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("swapped", [False, True])
-def test_labels_of_merged_traces_separate_processes_and_devices(
-    swapped: bool, tmp_path: Path
-) -> None:
+def test_labels_of_merged_traces_keep_processes_apart(swapped: bool, tmp_path: Path) -> None:
     """SGLang labels every pid, of hosts and devices, as in `[TP00] 4001`."""
     parts = [
         rank_events(f"[TP{rank:02}] {pid}", 0, 0, device_pid=f"[TP{rank:02}] 0")
@@ -200,9 +198,7 @@ def test_label_is_the_pid_without_its_number(pid: str, label: str) -> None:
         (merged._KERNEL, [r.KERNEL, r.COMMUNICATION, r.GRAPH]),
     ],
 )
-def test_call_can_have_launched_later_tasks_of_its_kind_and_id(
-    makes: int, kinds: list[int]
-) -> None:
+def test_call_can_have_launched_later_tasks_of_its_kind(makes: int, kinds: list[int]) -> None:
     calls = np.zeros(1, merged._MADE)
     calls["correlation"], calls["start"], calls["makes"] = 7, 100, makes
     tasks = np.zeros(5, r.GPU_TASK)
@@ -214,9 +210,7 @@ def test_call_can_have_launched_later_tasks_of_its_kind_and_id(
 
 
 @pytest.mark.parametrize("launches", [0, 4])
-def test_tasks_without_a_correlation_id_keep_the_label_of_their_process(
-    launches: int, tmp_path: Path
-) -> None:
+def test_tasks_without_correlation_id_keep_their_label(launches: int, tmp_path: Path) -> None:
     lost = kernel(50, 5, 0, name="lost") | {"pid": "[TP01] 0", "tid": 7}
     events = rank_events("[TP00] 4001", 0, 100, device_pid="[TP00] 0", launches=launches)
     rows = decode_events(tmp_path, *events, lost)

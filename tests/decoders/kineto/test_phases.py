@@ -124,9 +124,7 @@ def test_flow_events_are_no_anomaly(tmp_path: Path) -> None:
     assert "UPROF_TRACE_EVENTS" not in sink.tables
 
 
-def test_number_of_open_begin_events_is_limited(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_number_of_open_events_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "MAX_OPEN", 5)
     sink = decode_events(tmp_path, *(begin(f"op{i}", i) for i in range(20)), operation("z", 30, 1))
     assert sink.anomalies["too_many_open_events"] == 15

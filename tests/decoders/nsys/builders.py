@@ -166,7 +166,7 @@ def all_kinds() -> dict[str, Sequence[Row]]:
         "OSRT_API": [{"start": 5, "end": 6, "nameId": 2, **thread}],
         "SCHED_EVENTS": [{"start": 1}],
         "TARGET_INFO_GPU_METRICS": [
-            {"typeId": metric, "metricId": 9, "metricName": "SM Active [%]"},
+            {"typeId": metric, "metricId": 9, "metricName": "SM Active [%]"}
         ],
         "GPU_METRICS": [
             {"timestamp": 10, "typeId": metric, "metricId": 9, "value": 55},

@@ -107,9 +107,7 @@ def test_missing_string_id_is_counted_as_unknown_text(tmp_path: Path) -> None:
     assert sink.rows("COMPUTE_TASK_INFO", "name", texts=["name"]) == [("N/A",)]
 
 
-def test_strings_beyond_the_memory_limit_are_read_from_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_strings_over_the_limit_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("unified_prof.decoders.nsys.columns._TEXTS_IN_MEMORY_BYTES", 1)
     sink = decode_tables(tmp_path, small())
     assert sink.rows("COMPUTE_TASK_INFO", "name", texts=["name"]) == [("void gemm<float>()",)]

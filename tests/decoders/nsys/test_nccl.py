@@ -108,9 +108,7 @@ def test_kernel_has_bytes_and_communicator_of_the_call_around_its_launch(tmp_pat
 
 
 @pytest.mark.parametrize(("name", "source", "target"), [("ncclSend", 3, 5), ("ncclRecv", 5, 3)])
-def test_sends_and_receives_have_their_peers(
-    name: str, source: int, target: int, tmp_path: Path
-) -> None:
+def test_sends_and_receives_have_peers(name: str, source: int, target: int, tmp_path: Path) -> None:
     sink = decode_nccl(tmp_path, one_call(nccl(1_000, 1_500, name, payload(PEER, PLAIN, 64, 5))))
     assert communication_tasks(sink) == [(f"0x{PLAIN:x}", 64, source, target)]
     assert communication_operators(sink) == [(name.removeprefix("nccl"), 8)]
@@ -159,9 +157,7 @@ JSON_PAYLOAD = json.dumps({"NCCL communicator ID": str(PLAIN), "Message size [by
         ),
     ],
 )
-def test_collective_has_size_and_communicator_of_its_payload(
-    ranges: Sequence[Row], size: int, tmp_path: Path
-) -> None:
+def test_collective_has_its_payload(ranges: Sequence[Row], size: int, tmp_path: Path) -> None:
     sink = decode_nccl(tmp_path, one_call(*ranges))
     assert communication_tasks(sink)[0][:2] == (f"0x{PLAIN:x}", size)
 

@@ -89,9 +89,7 @@ def test_each_file_kind_is_decoded_without_table_or_undecoded(tmp_path: Path) ->
             assert any(f": {kind}: " in line for line in reported) == places[2], kind
 
 
-def test_kinds_declared_as_decoded_are_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_declared_kinds_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     requested: set[str] = set()
     get = DataFolder.get
 

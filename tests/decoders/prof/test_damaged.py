@@ -105,9 +105,7 @@ def with_rare_kinds(recording: Path) -> None:
 
 
 @pytest.mark.parametrize("platform", [5, 15])
-def test_recordings_have_every_record_damaged_below(
-    platform: int, recordings: dict[int, Path]
-) -> None:
+def test_recordings_have_each_record_damaged(platform: int, recordings: dict[int, Path]) -> None:
     tables = decode_twice(recordings[platform]).tables()
     assert "COMMUNICATION_TASK_INFO" in tables
     assert platform == 5 or {"CCU", "DPU_TASK", "UB"} <= set(tables)

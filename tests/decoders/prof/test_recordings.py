@@ -139,9 +139,7 @@ def test_phases_of_dynamic_profiling_are_decoded(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "platform"), [("qos", 15), ("nic", 15), ("hccs", 7)])
-def test_counters_without_a_table_on_the_platform_are_counted(
-    name: str, platform: int, tmp_path: Path
-) -> None:
+def test_counters_without_a_table_are_counted(name: str, platform: int, tmp_path: Path) -> None:
     recipe = Recipe(platform=platform, operators=1, samples=3, counters=(name,))
     recording = generate(tmp_path, recipe)
     sink = MemorySink()

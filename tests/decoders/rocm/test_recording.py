@@ -141,9 +141,7 @@ def test_views_of_the_database_are_not_executed(tmp_path: Path) -> None:
     check_small(decode(path))
 
 
-def test_recording_becomes_a_report_and_is_never_overwritten(
-    recording: Path, tmp_path: Path
-) -> None:
+def test_recording_becomes_a_report_and_is_never_lost(recording: Path, tmp_path: Path) -> None:
     conversion = convert(recording, tmp_path / "out.db")
     assert conversion.kind == "rocm"
     for command in (

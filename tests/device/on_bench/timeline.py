@@ -96,9 +96,7 @@ def test_lost_records_are_counted(spec: RunSpec) -> None:
     assert f"lacks {lost} of {launches} device tasks" in str(result.failure)
 
 
-def test_work_on_other_streams_than_the_calling_one_is_reported(
-    spec: RunSpec, workload: Workload
-) -> None:
+def test_work_on_other_streams_is_reported_by_call(spec: RunSpec, workload: Workload) -> None:
     gather = "torch.ops.bench.busy_beside(x.detach(), 4_000_000, 'all_gather')"
     beside = LAYERS.replace("        return x\n", f"        {gather}\n        return x\n")
     workload.write("main.py", beside + PROVIDERS)
@@ -111,9 +109,7 @@ def test_work_on_other_streams_than_the_calling_one_is_reported(
     assert "12.000 ms" in found["work_beside_main_streams"]
 
 
-def test_programs_own_profiler_during_warm_up_keeps_its_events(
-    spec: RunSpec, workload: Workload
-) -> None:
+def test_own_profiler_during_warm_up_keeps_its_events(spec: RunSpec, workload: Workload) -> None:
     workload.write(
         "main.py",
         LAYERS

@@ -50,9 +50,7 @@ def test_operation_time_is_the_time_of_its_kernels(workload: Workload, kernel_us
     assert int(reached) < int(timed) / 2  # only while other processes had the CPU
 
 
-def test_times_are_read_while_the_program_runs_if_there_are_many(
-    workload: Workload, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_times_are_read_while_running(workload: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operations_module, "_MAX_RAW_ON_DEVICE", 0)
     kept = []
     forget = EventClock.forget
@@ -154,9 +152,7 @@ def test_busy_device_is_timed_exactly(workload: Workload) -> None:
     assert {us for one in by_name(tracked, "relu") for us in forward_us(one)} == {5}
 
 
-def test_device_without_a_waiting_kernel_is_delayed_by_filling_memory(
-    workload: Workload, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_device_is_delayed_by_memory(workload: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.set_duration(3 * US)
     bench.set_duration(500 * US, "zero_")  # few values, as the host computes them
     monkeypatch.setattr(lag_module, "_FILL_BYTES", 1024)
@@ -191,9 +187,7 @@ def test_times_that_include_host_time_are_reported_if_the_device_cannot_be_delay
     assert int(reached) > int(timed) / 2
 
 
-def test_failing_delay_does_not_disturb_the_program(
-    workload: Workload, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failing_delay_does_no_harm(workload: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any) -> None:
         raise RuntimeError("launch failed")
 
@@ -385,9 +379,7 @@ def test_device_error_found_by_uprof_is_attributed_to_the_workload(workload: Wor
 
 
 @pytest.mark.parametrize(("ends", "exit_code"), [(6, 0), (39, 1)])
-def test_late_device_error_keeps_completed_measurements(
-    workload: Workload, ends: int, exit_code: int
-) -> None:
+def test_late_device_error_keeps_the_results(workload: Workload, ends: int, exit_code: int) -> None:
     workload.write("main.py", FAILING.format(fails=6, ends=ends))
     outcome = workload.run(device="bench", iterations=10, warmup=1)
     assert outcome.exit_code == exit_code
@@ -453,9 +445,7 @@ def test_program_may_fork_before_it_uses_the_device(workload: Workload) -> None:
     assert "2.0" in done.stdout
 
 
-def test_device_is_synchronized_between_samples_only(
-    workload: Workload, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_device_waits_between_samples(workload: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
     real = torch.bench.synchronize
 

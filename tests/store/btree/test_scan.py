@@ -286,9 +286,7 @@ def test_tables_with_keys_equal_those_of_sqlite(tmp_path: Path, columns: str) ->
         ("a INTEGER, b INTEGER GENERATED ALWAYS AS (a + 1) STORED", ""),
     ],
 )
-def test_generated_columns_and_tables_without_rowid_are_read_through_sqlite(
-    tmp_path: Path, columns: str, options: str
-) -> None:
+def test_generated_columns_go_through_sqlite(tmp_path: Path, columns: str, options: str) -> None:
     path = tmp_path / "a.db"
     with closing(sqlite3.connect(path)) as db, db:
         db.execute(f"CREATE TABLE t ({columns}) {options}")
@@ -298,9 +296,7 @@ def test_generated_columns_and_tables_without_rowid_are_read_through_sqlite(
 
 
 @pytest.mark.parametrize("names", [("rowid",), ("RowId", "oid"), ("rowid", "oid", "_rowid_")])
-def test_columns_named_like_row_ids_equal_those_of_sqlite(
-    tmp_path: Path, names: tuple[str, ...]
-) -> None:
+def test_columns_named_like_row_ids_are_equal(tmp_path: Path, names: tuple[str, ...]) -> None:
     columns = ", ".join(f"{name} INTEGER" for name in ("a", *names))
     path = create_table(tmp_path / "a.db", [], columns=columns)
     with closing(sqlite3.connect(path)) as db, db:
@@ -330,9 +326,7 @@ def test_texts_of_every_encoding_equal_those_of_sqlite(tmp_path: Path, encoding:
     check_foreign(path, numbers={"a": 0}, texts=["d"])
 
 
-def test_texts_up_to_the_limit_are_read_from_pages(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_texts_up_to_the_limit_are_paged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(external_tables, "MAX_TEXT", 5)
     for text in ("12345", "123456"):
         rows = [(at, text[:at]) for at in range(len(text) + 1)]
@@ -523,9 +517,7 @@ ODD_TEXT = st.one_of(
     st.sampled_from(["d TEXT", "d INTEGER", "d", "d REAL"]),
 )
 @settings(max_examples=60, deadline=None)
-def test_decimal_texts_equal_those_of_sqlite(
-    texts: list[str], others: list[Any], column: str
-) -> None:
+def test_decimal_texts_equal_sqlites(texts: list[str], others: list[Any], column: str) -> None:
     rows = list(enumerate([*texts, *others, *texts]))
     with tempfile.TemporaryDirectory() as folder:
         path = create_table(Path(folder) / "a.db", rows, columns=column)

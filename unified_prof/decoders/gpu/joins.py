@@ -60,7 +60,6 @@ class Correlator:
         return tasks
 
     def _write_calls(self, calls: Rows) -> Ints:
-        """Write a window of calls and return their connection ids."""
         if not len(calls):
             return np.empty(0, dtype=np.int64)
         connections = calls["correlation"].copy()
@@ -328,7 +327,6 @@ class _HostJoiner:
         return both[len(around) :]
 
     def _host_intervals(self, host: Rows) -> tuple[Rows, Ints]:
-        """Return the intervals of operations and annotations, and the operation numbers."""
         external = np.clip(host["external"], 0, _HOST_RANK - 1)
         new = _intervals(host, _HOST_RANK + external)
         is_operation = host["is_operation"] != 0

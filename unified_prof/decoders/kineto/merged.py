@@ -265,7 +265,6 @@ class _Separation:
         return _RIVAL_FRACTION * common > min(self._tasks[first], self._tasks[second])
 
     def _replace(self, name: str, batches: Iterable[Rows]) -> None:
-        """Replace the rows in the spool `name`."""
         old: Spool = getattr(self._parts, name)
         new = self._parts.new_spool(old.dtype, old.key)
         for rows in batches:

@@ -342,9 +342,7 @@ def base_time_ns(
 
 
 def _write_metadata(
-    parts: Collector,
-    metadata: dict[str, Any],
-    listed: Mapping[str, tuple[str, Ranks]],
+    parts: Collector, metadata: dict[str, Any], listed: Mapping[str, tuple[str, Ranks]]
 ) -> dict[str, Any]:
     """Write the recording metadata; return rows of UPROF_RUN.
 

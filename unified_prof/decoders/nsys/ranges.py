@@ -396,7 +396,6 @@ class Ranges:
         return self._fields.tables.slices(RANGES, wanted, texts=["text"], only=only)
 
     def _labels(self) -> None:
-        """Read names of domains, categories and threads."""
         ids = "eventType textId category"
         wanted = r.null_values("globalTid", ids, domainId=_DEFAULT_DOMAIN)
         only = ("eventType", (_CATEGORY, _THREAD_NAME, _DOMAIN))
@@ -486,7 +485,6 @@ class Ranges:
         return {**cells, "end": np.where(is_open, np.maximum(start, self._end_ns), end)}
 
     def _payloads(self) -> None:
-        """Write the payloads of ranges and marks."""
         existing = self._fields.tables.columns(RANGES)
         wanted = r.null_values("start end globalTid", "textId", domainId=_DEFAULT_DOMAIN)
         unknown = 0

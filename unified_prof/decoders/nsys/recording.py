@@ -417,7 +417,6 @@ def _facts(pairs: Iterable[tuple[str, str]], allowed: frozenset[str]) -> dict[st
 
 
 def _gpus(tables: Tables) -> dict[int, dict[str, Any]]:
-    """Return GPU number -> properties."""
     found: dict[int, dict[str, Any]] = {}
     wanted = dict.fromkeys(("id", *_GPU_COLUMNS), NO_ID)
     for cells in tables.slices("TARGET_INFO_GPU", wanted, texts=["name", "chipName"]):
@@ -466,12 +465,7 @@ NAME = "nsys"
 _ONE_OF = (KERNELS, COPIES, GRAPHS, ranges.RANGES, CALLS)
 
 
-def decode(
-    path: object,
-    tables: Tables,
-    sink: Sink,
-    options: Options = NO_OPTIONS,
-) -> GpuRecording:
+def decode(path: object, tables: Tables, sink: Sink, options: Options = NO_OPTIONS) -> GpuRecording:
     """Decode the tables of an export in bounded memory.
 
     `path` is used in messages. Raises RawFormatError if the export contains no events, and

@@ -16,14 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import (
-    NOWHERE,
-    Bools,
-    FirstSeen,
-    Floats,
-    Ints,
-    occurrence,
-)
+from unified_prof.arrays.grouping import NOWHERE, Bools, FirstSeen, Floats, Ints, occurrence
 from unified_prof.base.columns import (
     NO_CONTEXT,
     NO_RANK,

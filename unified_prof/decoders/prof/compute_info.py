@@ -22,12 +22,7 @@ from unified_prof.decoders.prof.host_events import (
     TaskTypes,
 )
 from unified_prof.decoders.prof.host_records import CallTree
-from unified_prof.decoders.prof.operators import (
-    Descriptions,
-    HashTexts,
-    ListTexts,
-    find_captured,
-)
+from unified_prof.decoders.prof.operators import Descriptions, HashTexts, ListTexts, find_captured
 from unified_prof.decoders.prof.slices import Workspace
 from unified_prof.decoders.prof.task_log import TaskStreams
 from unified_prof.decoders.spool import Rows, row_type, selected, stacked

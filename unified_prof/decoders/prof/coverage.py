@@ -11,11 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from unified_prof.base.columns import Coverage, Sink
-from unified_prof.decoders.prof.directory import (
-    CONTROL_FILES,
-    DeviceDirectory,
-    ProfDirectory,
-)
+from unified_prof.decoders.prof.directory import CONTROL_FILES, DeviceDirectory, ProfDirectory
 from unified_prof.decoders.prof.slices import DataFolder
 
 # Chips whose databases were compared with the exporter's: 910A, 310P, 910B, 310B, 950.

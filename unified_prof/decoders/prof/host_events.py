@@ -11,15 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import (
-    NOWHERE,
-    Bools,
-    Frame,
-    Ints,
-    Pool,
-    Runs,
-    order_of_keys,
-)
+from unified_prof.arrays.grouping import NOWHERE, Bools, Frame, Ints, Pool, Runs, order_of_keys
 from unified_prof.base.columns import (
     COPY_OTHER,
     FIRST_MARK_CONNECTION,

@@ -18,15 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import (
-    NOWHERE,
-    Bools,
-    Ints,
-    Pool,
-    Runs,
-    find,
-    positions,
-)
+from unified_prof.arrays.grouping import NOWHERE, Bools, Ints, Pool, Runs, find, positions
 from unified_prof.base.columns import NO_MODEL, Sink, Strings
 from unified_prof.decoders.prof.directory import Dictionaries, HostDirectory
 from unified_prof.decoders.prof.host_records import (

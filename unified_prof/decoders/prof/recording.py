@@ -90,22 +90,12 @@ DEVICE_DECODERS = (
         ("netdev_stats",),
         _platforms("0 1 2 3 4 5 7 8 11"),
     ),
-    Decoder(
-        "nic",
-        device_samples.decode_nic,
-        ("nic",),
-        _platforms("0 1 5 7 8 11"),
-    ),
+    Decoder("nic", device_samples.decode_nic, ("nic",), _platforms("0 1 5 7 8 11")),
     Decoder("npu_mem", device_samples.decode_npu_mem, ("npu_mem", "npu_mem.app")),
     Decoder("npu_module_mem", device_samples.decode_npu_module_mem, ("npu_module_mem",)),
     Decoder("pcie", device_samples.decode_pcie, ("pcie",), _platforms("0 1 2 3 4 5 15 16")),
     Decoder("qos", device_samples.decode_qos, ("qos",), _platforms("5")),
-    Decoder(
-        "roce",
-        device_samples.decode_roce,
-        ("roce",),
-        _platforms("0 1 5"),
-    ),
+    Decoder("roce", device_samples.decode_roce, ("roce",), _platforms("0 1 5")),
     Decoder("sample_pmu", decode_sample_pmu, ("ffts_profile", "aicore", "aiVectorCore")),
     Decoder(
         "stars_samples", device_samples.decode_stars_samples, ("stars_soc", "stars_soc_profile")

@@ -15,13 +15,7 @@ from typing import Any
 import numpy as np
 
 from unified_prof.arrays.grouping import NOWHERE, Bools, Ints, find, mapped
-from unified_prof.base.columns import (
-    MISSING,
-    NOT_AVAILABLE,
-    Cells,
-    Sink,
-    Tables,
-)
+from unified_prof.base.columns import MISSING, NOT_AVAILABLE, Cells, Sink, Tables
 from unified_prof.decoders.gpu import host_tables
 from unified_prof.decoders.gpu import rows as r
 from unified_prof.decoders.gpu import task_tables as gpu_tables
@@ -455,12 +449,7 @@ def _task(session: Session, cells: Cells, what: str) -> tuple[Rows, Bools]:
 NAME = "rocm"
 
 
-def decode(
-    path: object,
-    tables: Tables,
-    sink: Sink,
-    options: Options = NO_OPTIONS,
-) -> GpuRecording:
+def decode(path: object, tables: Tables, sink: Sink, options: Options = NO_OPTIONS) -> GpuRecording:
     """Decode the tables of a recording with one or more sessions.
 
     `path` is used in messages. Raises RawFormatError if the recording contains no events, and

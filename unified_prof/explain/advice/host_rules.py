@@ -37,14 +37,7 @@ from unified_prof.explain.advice.idle_segments import (
 from unified_prof.explain.schedule.selection import Selection
 from unified_prof.recording import names
 from unified_prof.recording.calls import KERNEL
-from unified_prof.recording.idle import (
-    HOST,
-    INPUT,
-    LATE_NS,
-    LAUNCHED,
-    SYNCHRONIZING,
-    UNRECORDED,
-)
+from unified_prof.recording.idle import HOST, INPUT, LATE_NS, LAUNCHED, SYNCHRONIZING, UNRECORDED
 from unified_prof.recording.model import Evidence
 from unified_prof.recording.python_frames import user_frame
 

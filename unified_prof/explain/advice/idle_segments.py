@@ -220,9 +220,7 @@ class _PreviousStarts:
 
 
 def host_bound_masks(
-    recording: Recording,
-    idle_windows: Callable[[], Iterable[IdleSegments]],
-    starts: Iterator[Ints],
+    recording: Recording, idle_windows: Callable[[], Iterable[IdleSegments]], starts: Iterator[Ints]
 ) -> Iterator[Flags]:
     """Yield a mask of the time that earlier launches would fill, for each window of idle time.
 

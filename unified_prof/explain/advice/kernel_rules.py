@@ -11,11 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import Ints
-from unified_prof.explain.advice.device_context import (
-    PARTS,
-    Cause,
-    DeviceContext,
-)
+from unified_prof.explain.advice.device_context import PARTS, Cause, DeviceContext
 from unified_prof.explain.advice.idle_segments import (
     LESS_RECOMPUTATION,
     TAIL_NS,
@@ -194,12 +190,7 @@ def format_conversions(context: DeviceContext) -> Iterator[Cause]:
 
 
 def _avoidable_kernels(
-    context: DeviceContext,
-    title: str,
-    selected: Flags,
-    *,
-    advice: str,
-    halved: Flags | None = None,
+    context: DeviceContext, title: str, selected: Flags, *, advice: str, halved: Flags | None = None
 ) -> Iterator[Cause]:
     """Find kernels that could be avoided, with those that would take half of the time."""
     selected = selected & (context.tasks.kind == KERNEL)
@@ -364,11 +355,7 @@ def unfused_elementwise(context: DeviceContext) -> Iterator[Cause]:
         f"and residual{': npu_rms_norm, npu_rotary_mul, npu_swiglu' * context.is_npu})",
         sure="possible",
         least=FUSION_SAVING,
-        figures={
-            "kernels": len(rows),
-            "chains": len(stays),
-            "share_of_compute": round(share, 4),
-        },
+        figures={"kernels": len(rows), "chains": len(stays), "share_of_compute": round(share, 4)},
     )
 
 

@@ -348,8 +348,7 @@ _BY_PREFIX: dict[str, Formula] = {
     ),
     **dict.fromkeys(("Conv2DBackpropFilter", "Conv3DBackpropFilter"), convolution_weight),
     **dict.fromkeys(
-        ("Conv2D", "Conv3D"),
-        lambda one: _windows(one, one.input(0), one.input(1), one.output()),
+        ("Conv2D", "Conv3D"), lambda one: _windows(one, one.input(0), one.input(1), one.output())
     ),
     "FlashAttentionScoreGrad": lambda one: _attention_sizes(one, one.inputs[3:]).cost(
         backward=True

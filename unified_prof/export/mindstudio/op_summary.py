@@ -252,12 +252,7 @@ def _turns(seen: NDArray[np.int32] | None, task: Ints, name: Ints) -> Ints:
 
 
 # Title -> column of texts of COMPUTE_TASK_INFO.
-_OPERATOR = {
-    "Op Name": "name",
-    "OP Type": "opType",
-    "OP State": "opState",
-    "Task Type": "taskType",
-}
+_OPERATOR = {"Op Name": "name", "OP Type": "opType", "OP State": "opState", "Task Type": "taskType"}
 _PROPERTIES = {
     "HF32 Eligible": "hf32Eligible",
     "Input Shapes": "inputShapes",

@@ -36,12 +36,7 @@ _COUNT_AND_FIRST = struct.Struct(">HH")
 
 
 def page_of(
-    kind: int,
-    cells: NDArray[np.uint8],
-    sizes: Ints,
-    page_bytes: int,
-    usable: int,
-    right: int = 0,
+    kind: int, cells: NDArray[np.uint8], sizes: Ints, page_bytes: int, usable: int, right: int = 0
 ) -> NDArray[np.uint8]:
     """Return one page.
 

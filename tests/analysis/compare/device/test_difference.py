@@ -81,9 +81,7 @@ def test_synonyms_of_an_operation_are_one_row(gpu_and_npu: DeviceDifference) -> 
     assert attention.new_name == "npu::npu_fusion_attention"
 
 
-def test_operations_with_different_names_are_paired_by_module(
-    gpu_and_npu: DeviceDifference,
-) -> None:
+def test_differently_named_operations_are_paired_by_module(gpu_and_npu: DeviceDifference) -> None:
     found = by_name(gpu_and_npu)["element-wise", "silu -> gated"]
     assert times(gpu_and_npu, found) == (30, 50)
     assert found.modules == ("Glu",)
@@ -182,9 +180,7 @@ def test_side_without_host_rows_is_compared_by_class_and_kernel_kind(tmp_path: P
     assert any("neither side has framework" in warning for warning in gpu.warnings)
 
 
-def test_kernels_without_operation_are_one_row_per_class_on_different_devices(
-    tmp_path: Path,
-) -> None:
+def test_kernels_without_operation_are_one_row_per_class(tmp_path: Path) -> None:
     graph = [Op("", [(f"Cijk_gemm_{n}", f"Cijk_gemm_{n}", 10)]) for n in range(5)]
     base = recording(tmp_path / "a.db", graph, model="AMD MI300X", host=False)
     new = recording(tmp_path / "b.db", graph, host=False)

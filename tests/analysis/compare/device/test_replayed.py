@@ -42,9 +42,7 @@ def calls_and_times(found: object) -> dict[str, list[tuple[int, int]]]:
     }
 
 
-def test_replayed_kernels_count_for_captured_operations_on_both_sides(
-    base: Path, new: Path, captured: Path
-) -> None:
+def test_replayed_kernels_count_for_their_captures(base: Path, new: Path, captured: Path) -> None:
     found = calls_and_times(unified_prof.diff(base, new, captures=captured))
     expected = {"mm": [(4, 140), (4, 200)], "add": [(2, 10), (2, 10)], "relu": [(1, 7), (1, 7)]}
     assert found == expected
@@ -54,9 +52,7 @@ def test_replayed_kernels_without_capture_are_not_attributed(base: Path, new: Pa
     assert "mm" not in calls_and_times(unified_prof.diff(base, new))
 
 
-def test_eager_side_is_compared_with_a_replayed_side(
-    new: Path, captured: Path, tmp_path: Path
-) -> None:
+def test_eager_side_is_compared_with_a_replay(new: Path, captured: Path, tmp_path: Path) -> None:
     eager = tmp_path / "eager.db"
     with Device(eager) as device:
         for number, (name, lasted) in enumerate((("mm", 30), ("add", 5), ("mm", 40), ("relu", 7))):
@@ -70,9 +66,7 @@ def test_eager_side_is_compared_with_a_replayed_side(
     assert found == {"mm": [(2, 70), (4, 200)], "add": [(1, 5), (2, 10)], "relu": [(1, 7), (1, 7)]}
 
 
-def test_launches_that_match_no_capture_are_warned_about(
-    base: Path, new: Path, tmp_path: Path
-) -> None:
+def test_launches_that_match_no_capture_warn(base: Path, new: Path, tmp_path: Path) -> None:
     other = write_capture(tmp_path / "other.db", [MM, ADD])
     found = unified_prof.diff(base, new, captures=(None, other))
     assert isinstance(found, DeviceDifference)
@@ -87,9 +81,7 @@ def test_diff_command_attributes_replays_to_lines(base: Path, new: Path, capture
     assert "net.py:9" not in uprof("diff", base, new, "--by", "line").stdout
 
 
-def test_invalid_captures_are_refused(
-    base: Path, new: Path, captured: Path, tmp_path: Path
-) -> None:
+def test_invalid_captures_refused(base: Path, new: Path, captured: Path, tmp_path: Path) -> None:
     refused(uprof("diff", base, new, "--with", captured, "--new-with", captured), 2, "--base-with")
     refused(uprof("diff", base, new, "--with", new), 2, "cannot be its own capture")
     refused(

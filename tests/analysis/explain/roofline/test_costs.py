@@ -36,9 +36,7 @@ def bf16(*shape: int) -> Tensor:
 @pytest.mark.slow
 @given(m=SIZE, k=SIZE, n=SIZE, batch=st.lists(SIZE, max_size=2))
 @settings(max_examples=30, deadline=None)
-def test_matmul_flops_equal_those_of_torch_forward_and_backward(
-    m: int, k: int, n: int, batch: list[int]
-) -> None:
+def test_matmul_flops_equal_those_of_torch(m: int, k: int, n: int, batch: list[int]) -> None:
     def run() -> None:
         x, weight, bias = tensor(*batch, m, k), tensor(n, k), tensor(n)
         y = F.linear(x, weight, bias)
@@ -53,9 +51,7 @@ def test_matmul_flops_equal_those_of_torch_forward_and_backward(
     ("left", "right"),
     [((4, 5), (5,)), ((5,), (5, 3)), ((2, 1, 4, 5), (3, 5, 6)), ((7, 4, 5), (5, 6)), ((5,), (5,))],
 )
-def test_matmul_with_vectors_and_broadcast_batches(
-    left: tuple[int, ...], right: tuple[int, ...]
-) -> None:
+def test_matmul_with_vectors_and_batches(left: tuple[int, ...], right: tuple[int, ...]) -> None:
     a, b = torch.empty(left), torch.empty(right)
     result = torch.matmul(a, b)
     found = formulas.matmul(Tensor(left, "fp32"), Tensor(right, "fp32"))
@@ -95,9 +91,7 @@ def test_matmul_of_incompatible_shapes_is_refused() -> None:
     ("keys", "values"),
     [((2, 3, 6, 7), (2, 3, 5, 7)), ((2, 3, 6, 8), (2, 3, 6, 8)), ((6, 7), (6, 7))],
 )
-def test_attention_of_incompatible_shapes_is_refused(
-    keys: tuple[int, ...], values: tuple[int, ...]
-) -> None:
+def test_attention_of_odd_shapes_is_refused(keys: tuple[int, ...], values: tuple[int, ...]) -> None:
     with pytest.raises(UnknownCostError):
         Attention.from_tensors(bf16(2, 3, 5, 7), bf16(*keys), bf16(*values))
 
@@ -149,9 +143,7 @@ def test_convolution_flops_equal_those_of_torch(
     size=st.integers(5, 12), window=st.integers(1, 4), step=st.integers(1, 3), pad=st.integers(0, 1)
 )
 @settings(max_examples=30, deadline=None)
-def test_convolution_output_sizes_equal_those_of_torch(
-    size: int, window: int, step: int, pad: int
-) -> None:
+def test_convolution_sizes_are_those_of_torch(size: int, window: int, step: int, pad: int) -> None:
     x = torch.empty(1, 1, size, size, device="meta")
     w = torch.empty(1, 1, window, window, device="meta")
     y = F.conv2d(x, w, stride=step, padding=pad)
@@ -241,9 +233,7 @@ def test_embedding_reads_only_the_selected_rows() -> None:
 
 
 @pytest.mark.parametrize(("indices", "index_bytes"), [(True, 8), (False, 0)])
-def test_pooling_reads_its_input_and_writes_results_and_indices(
-    indices: bool, index_bytes: int
-) -> None:
+def test_pooling_reads_input_and_writes_both_results(indices: bool, index_bytes: int) -> None:
     pool = F.max_pool2d if indices else F.avg_pool2d
     ((_, found),) = costs(lambda: pool(tensor(2, 3, 8, 8), 2))
     results = 2 * 3 * 4 * 4

@@ -125,9 +125,7 @@ def test_flops_of_the_steps_are_compared_with_the_peak(tmp_path: Path) -> None:
     assert use.by_step == (("1", flops, use.share),)
 
 
-def test_operation_faster_than_the_peak_has_a_doubt_instead_of_an_efficiency(
-    tmp_path: Path,
-) -> None:
+def test_operation_faster_than_the_peak_has_only_a_doubt(tmp_path: Path) -> None:
     found = row_of(roofline(write_gpu_step(tmp_path / "a.db", length=8_000)), "aten::mm")
     assert found.efficiency is None
     assert found.doubt is not None

@@ -61,9 +61,7 @@ def bf16(name: str) -> float | None:
         ("", None),
     ],
 )
-def test_device_is_the_longest_known_name_that_matches_whole_words(
-    name: str, tflops: float | None
-) -> None:
+def test_device_is_the_longest_name_that_matches_words(name: str, tflops: float | None) -> None:
     assert bf16(name) == tflops
 
 
@@ -116,9 +114,7 @@ def test_recorded_clock_has_priority_unless_it_belongs_to_another_device() -> No
     ("name", "units", "gib", "eighths"),
     [("1g.5gb", 14, 4.75, 1), ("3g.20gb", 42, 19.5, 4), ("7g.40gb", 98, 39.25, 8)],
 )
-def test_mig_slice_has_its_part_of_the_peak(
-    name: str, units: int, gib: float, eighths: int
-) -> None:
+def test_mig_slice_has_its_part_of_a_peak(name: str, units: int, gib: float, eighths: int) -> None:
     slice_name, memory_bytes = f"NVIDIA A100-SXM4-40GB MIG {name}", int(gib * 2**30)
     found = peaks.find(slice_name, units=units, memory_bytes=memory_bytes)
     assert found is not None
@@ -227,9 +223,7 @@ def test_user_adds_a_device_and_corrects_one(tmp_path: Path) -> None:
         ("devices.X.uncertain = ['x']", "uncertain: ['x'] is not a list of figures"),
     ],
 )
-def test_invalid_device_entry_is_refused_with_the_reason(
-    tmp_path: Path, text: str, message: str
-) -> None:
+def test_invalid_device_entry_has_the_reason(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "pyproject.toml"
     file.write_text(f"[tool.uprof]\n{text}\n")
     with pytest.raises(UsageError) as failure:

@@ -68,9 +68,7 @@ GENERATION = "execute_2_context_0(sq0sk0sqsq0sqsk0)_generation_2(sq2sk100sqsq2sq
         ),
     ],
 )
-def test_attention_with_a_cache_uses_the_batch_of_the_enclosing_range(
-    name: str, tensors: list[tuple[str, str]]
-) -> None:
+def test_attention_with_a_cache_has_its_batch(name: str, tensors: list[tuple[str, str]]) -> None:
     found = cost(name, *tensors, around=GENERATION)
     assert found.flops == 4 * 8 * 64 * 100
     # Queries and result, then keys and values of both heads.

@@ -98,9 +98,7 @@ def test_operator_without_master_stream_has_tasks_but_no_row(program: AicpuProgr
     assert (row["isMaster"], row["planeId"]) == (0, 1)
 
 
-def test_tasks_outside_of_operators_or_missing_in_the_log_are_counted(
-    program: AicpuProgram,
-) -> None:
+def test_tasks_outside_of_operators_or_unlogged_are_counted(program: AicpuProgram) -> None:
     group = add_ring(program)
     program.task(FIRST_STREAM, 9, 1900, 2001)  # Ends one tick after the kernel.
     program.describe(group, FIRST_STREAM, 9)

@@ -131,9 +131,7 @@ def test_task_types_are_named_by_platform(code: int, platform: int, name: str | 
 
 
 @given(st.lists(st.integers(0, 3), max_size=6), st.lists(st.integers(0, 3), max_size=9))
-def test_tasks_and_launches_with_a_key_are_matched_in_order(
-    launched: list[int], ran: list[int]
-) -> None:
+def test_tasks_and_launches_of_a_key_are_ordered(launched: list[int], ran: list[int]) -> None:
     launched.sort()
     ran.sort()
     expected = []

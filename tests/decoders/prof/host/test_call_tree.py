@@ -16,9 +16,7 @@ def intervals(spans: list[tuple[int, int]]) -> Intervals:
 
 
 @given(SPANS, st.lists(st.integers(0, 95), min_size=1, max_size=30))
-def test_moment_belongs_to_the_latest_begun_call_that_contains_it(
-    spans: list[tuple[int, int]], moments: list[int]
-) -> None:
+def test_moment_belongs_to_the_last_call(spans: list[tuple[int, int]], moments: list[int]) -> None:
     calls = intervals(spans)
     expected = []
     for moment in moments:

@@ -146,9 +146,7 @@ def test_task_types_do_not_depend_on_string_id_0(tmp_path: Path) -> None:
 
 
 @given(st.integers(0, 5), st.integers(0, 12), st.integers(1, 4), st.integers(0, 9))
-def test_copies_of_a_call_share_its_bytes_up_to_the_largest_size(
-    most: int, total: int, count: int, direction: int
-) -> None:
+def test_copies_share_the_largest_size(most: int, total: int, count: int, direction: int) -> None:
     tasks = host_tasks(
         node=[0] * (count + 1), communication=[0] * (count + 1), kind=[0] * count + [1]
     )

@@ -92,9 +92,7 @@ def test_commands_show_lost_records(tmp_path: Path) -> None:
 
 @pytest.mark.quick(cases=2)
 @pytest.mark.parametrize("case", CASES)
-def test_recordings_of_the_exporter_lack_only_what_was_dropped(
-    case: str, shared: Path, tmp_path: Path
-) -> None:
+def test_exporters_recordings_lack_what_is_dropped(case: str, shared: Path, tmp_path: Path) -> None:
     source = shared / "goldens" / case
     with tarfile.open(next(source.glob("PROF_*.tar.xz"))) as archive:
         archive.extractall(tmp_path, filter="data")

@@ -141,9 +141,7 @@ def test_cann_7_recording_without_newer_files_and_keys(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("older", list(product((True, False), repeat=3)))
-def test_every_mix_of_older_and_current_records(
-    older: tuple[bool, bool, bool], tmp_path: Path
-) -> None:
+def test_every_mix_of_older_records(older: tuple[bool, bool, bool], tmp_path: Path) -> None:
     path = generate(tmp_path, _RECIPE).path
     expected, _ = decode(path)
     is_old_operator, is_old_launch, is_old_mark = older

@@ -11,9 +11,7 @@ from unified_prof.decoders.prof.task_log import Flips
     counts=st.lists(st.integers(0, 40), min_size=1, max_size=4),
     late=st.integers(0, 3),
 )
-def test_tasks_are_numbered_by_rounds_of_their_stream(
-    wrap: int, counts: list[int], late: int
-) -> None:
+def test_tasks_are_numbered_by_stream_rounds(wrap: int, counts: list[int], late: int) -> None:
     """Streams of interleaved tasks; a flip may come `late` tasks into the new round."""
     late = min(late, wrap - 1)
     tasks, flips = [], []
@@ -39,9 +37,7 @@ def test_tasks_are_numbered_by_rounds_of_their_stream(
 
 
 @pytest.mark.parametrize(("at_flip", "expected"), [(True, 1), (False, 0)])
-def test_task_at_the_tick_of_a_flip_belongs_to_the_chosen_side(
-    at_flip: bool, expected: int
-) -> None:
+def test_task_at_the_tick_of_a_flip_is_on_the_chosen_side(at_flip: bool, expected: int) -> None:
     flips = Flips(np.array([3]), np.array([0]), np.array([100], np.uint64))
     stream, task = np.array([3, 4]), np.array([9, 9])
     found = flips.batch_of(stream, task, np.array([100, 100], np.uint64), at_flip=at_flip)

@@ -121,9 +121,7 @@ NEWER = "0x37,0x38,0x1a5,0x1a6,0x17f,0x180,0x191"
         (NEWER, True, (500 + 600) * 32, 700 * 16),
     ],
 )
-def test_unified_buffer_of_310b_has_two_lists_of_events(
-    events: str, sampled: bool, read: int, write: int
-) -> None:
+def test_unified_buffer_of_310b(events: str, sampled: bool, read: int, write: int) -> None:
     found = values("MemoryUB", "one kind", events, sampled=sampled)
     assert len(found) == (6 if sampled else 4)
     assert found["ub_read_bw_vector"] == pytest.approx(read * PER_BYTE)

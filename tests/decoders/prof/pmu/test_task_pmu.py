@@ -72,9 +72,7 @@ def test_task_has_metrics_of_both_kinds_of_cores(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "aic", "aiv"), [("AIC", 5, 0), ("AIV", 0, 5), ("MIX_AIC", 5, 0), ("MIX_AIV", 0, 5)]
 )
-def test_counters_of_a_subtask_are_those_of_its_main_cores(
-    tmp_path: Path, kind: str, aic: int, aiv: int
-) -> None:
+def test_subtask_counters_are_its_main_cores(tmp_path: Path, kind: str, aic: int, aiv: int) -> None:
     number = {"AIC": 0, "AIV": 1, "MIX_AIC": 6, "MIX_AIV": 7}[kind]
     pmu = task_records(1, ffts_type_word=4 << 13, subtask_word=number, pmu=[5, *[0] * 7])
     found, _ = metrics(device_with(tmp_path, pmu), tasks_of(1, blocks=10, context=0))
@@ -84,9 +82,7 @@ def test_counters_of_a_subtask_are_those_of_its_main_cores(
 @pytest.mark.parametrize(
     ("blocks", "time_ns"), [(1, 2000), (20, 100), (21, 190), (40, 100), (0, 0)]
 )
-def test_time_is_that_of_the_rounds_that_the_blocks_need(
-    blocks: int, time_ns: float, tmp_path: Path
-) -> None:
+def test_time_is_that_of_the_rounds_needed(blocks: int, time_ns: float, tmp_path: Path) -> None:
     """3000 cycles at 1500 MHz are 2 us of block time; custom metrics round to 10 ns."""
     found, _ = metrics(device_with(tmp_path, task_records(1)), tasks_of(1, blocks=blocks))
     assert found["aic_total_time"] == pytest.approx(time_ns)

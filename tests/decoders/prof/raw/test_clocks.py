@@ -28,9 +28,7 @@ def test_times_are_exact_and_truncated_to_nanoseconds(
 
 
 @pytest.mark.parametrize("dtype", [np.uint32, np.uint64, np.int64])
-def test_any_integer_column_is_converted_exactly(
-    dtype: type[np.uint32 | np.uint64 | np.int64],
-) -> None:
+def test_any_integer_column_is_exact(dtype: type[np.uint32 | np.uint64 | np.int64]) -> None:
     clock = LinearClock(Fraction(1000), Fraction(7))
     digits = LinearClock(Fraction(1000) / Fraction(Decimal("99.99999999999999")), Fraction(5))
     assert digits.to_ns(np.array([10**15], np.uint64)).tolist() == [10**16 + 6]

@@ -84,9 +84,7 @@ def test_devices_without_host_are_decoded(recording: Path) -> None:
     ("name", "content"),
     [("info.json", "{"), ("info.json", "[1]"), ("start_info", '{"collectionTimeBegin": "soon"}')],
 )
-def test_invalid_control_file_is_named_in_the_error(
-    name: str, content: str, recording: Path
-) -> None:
+def test_invalid_control_file_is_in_the_error(name: str, content: str, recording: Path) -> None:
     for device in recording.glob("device_*"):
         shutil.rmtree(device)
     (recording / "host" / name).write_text(content)

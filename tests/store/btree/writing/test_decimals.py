@@ -35,9 +35,7 @@ def test_decimals_of_one_length_equal_those_of_python(number: int) -> None:
 
 
 @given(st.integers(0, 63), st.integers(-1, 1))
-def test_encoded_numbers_have_seven_bits_per_byte_and_eight_in_the_ninth(
-    bits: int, off: int
-) -> None:
+def test_encoded_numbers_have_seven_bits_per_byte_and_eight_last(bits: int, off: int) -> None:
     number = ((1 << bits) + off) % 2**64
     if number < 1 << 56:
         groups = [number >> at & 0x7F for at in range(0, max(number.bit_length(), 1), 7)]

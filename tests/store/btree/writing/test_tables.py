@@ -166,9 +166,7 @@ def columns(kind: str, rows: int, *, scalars: bool = True) -> st.SearchStrategy[
 
 @settings(max_examples=60, deadline=None)
 @given(tables(), st.sampled_from(PAGE_SIZES))
-def test_any_columns_read_back_as_written_by_sqlite(
-    table: tuple[list[str], list[Block]], page_bytes: int
-) -> None:
+def test_any_columns_read_back(table: tuple[list[str], list[Block]], page_bytes: int) -> None:
     check_blocks(*table, page_bytes)
 
 
@@ -310,9 +308,7 @@ def test_sqlite_rereads_a_changed_root_page(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("setting", ["encoding = 'UTF-16le'", "auto_vacuum = FULL"])
-def test_files_with_other_encoding_or_auto_vacuum_are_not_suitable(
-    tmp_path: Path, setting: str
-) -> None:
+def test_files_of_other_encoding_are_not_suitable(tmp_path: Path, setting: str) -> None:
     path = tmp_path / "x.db"
     with closing(sqlite3.connect(path, isolation_level=None)) as db:
         db.execute(f"PRAGMA {setting}")
