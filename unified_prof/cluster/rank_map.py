@@ -172,7 +172,9 @@ _LOADER = "%DataLoader%"
 _STEP_NAME = re.compile(r"ProfilerStep#(\d+)$")
 
 
-def read_steps(report: Report, busy: IntervalSet, notes: list[str]) -> tuple[dict[str, Ints], bool]:
+def read_steps(
+    recording: Recording, report: Report, busy: IntervalSet, notes: list[str]
+) -> tuple[dict[str, Ints], bool]:
     """Return number, start and end of each step, and True if steps were recorded.
 
     If no steps were recorded, the whole recording is one step. Of steps with equal numbers, only
@@ -190,6 +192,8 @@ def read_steps(report: Report, busy: IntervalSet, notes: list[str]) -> tuple[dic
     if len(first) < len(rows):
         notes.append(f"{len(rows) - len(first)} steps repeat a number and are left out")
         rows = [row for row in rows if first[int(row[0])] is row]
+    if recording.has_remnant([(start, end) for _, start, end in rows]):
+        rows = rows[:-1]
     if not recorded and len(busy):
         rows = [(0, int(busy.start_ns[0]), int(busy.end_ns[-1]))]
     table = np.array(rows, np.int64).reshape(-1, 3)
@@ -303,7 +307,7 @@ def _partial(
     busy = intervals.union(kernels.set, intervals.merge(operations["start"], operations["end"]))
     notes = [f"{name}: {detail}" for name, (_, detail) in database.findings.items()]
     notes += _skipped_data(database.report)
-    steps, recorded = read_steps(database.report, busy, notes)
+    steps, recorded = read_steps(database.recording, database.report, busy, notes)
     loader = loader_intervals(database.report)
     if not recorded:
         notes.append("no steps recorded: the whole recording counts as one step")

@@ -105,6 +105,11 @@ ALLOCATES: Final = Words(
     r"^aclrt_(?:un)?map_mem$ ^acl_malloc_mem "
     r"^cu_mem_(?:alloc|free|create|release|map|unmap|set_access)"
 )
+# With ALLOCATES and COMPILES: calls of the first iteration.
+INITIALIZES: Final = Words(
+    "^(?:cuda|hip)_stream_create ^(?:cuda|hip)_device_get_stream_priority_range$ "
+    "^cu_(?:ctx|device_primary_ctx)_ ^aclrt_(?:create_(?:stream|context)|set_device)"
+)
 WORKSPACE_SIZE: Final = Words("get_workspace_size$")
 TILING: Final = Words("tiling$")
 COMPILES_NPU_OPERATOR: Final = Words("^(?:acl)?op_compile(?:_and_execute)?$")

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import statistics
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
@@ -175,6 +176,8 @@ class Recording:
                 )
                 for row in order
             ]
+        if self.has_remnant([(start, end) for _, start, end in steps]):
+            steps.pop()
         if self.cut_ns == step_trace.FOREVER or not steps:
             return steps
         # If the file is not sorted, earlier steps may lack events, too.
@@ -188,6 +191,22 @@ class Recording:
             first, dropped = steps[int(np.argmin(complete))][0], int((~complete).sum())
             self.findings.add("incomplete_step", f"from step {first} on", dropped)
         return [steps[at] for at in np.flatnonzero(complete).tolist()]
+
+    def has_remnant(self, steps: Sequence[tuple[int, int]]) -> bool:
+        """Return True if the host does nothing in the last of several steps.
+
+        `profiler.step()` begins a step after the last iteration, which ends with the recording.
+        """
+        lengths = [end - start for start, end in steps]
+        if len(steps) < 2 or 2 * lengths[-1] > statistics.median(lengths[:-1]):
+            return False  # Saves reading all calls.
+        framework = () if self.framework is None else (self.framework.start_ns,)
+        begun_ns = [one.to_array() for one in (self.host_calls.start_ns, *framework)]
+        first, last = (
+            sum(int(((one > start) & (one < end)).sum()) for one in begun_ns)
+            for start, end in (steps[0], steps[-1])
+        )
+        return first > 0 and last == 0
 
     @cached_property
     def cut_ns(self) -> int:

@@ -159,6 +159,22 @@ def test_only_one_bucket_of_a_large_last_message_is_exempt(tmp_path: Path) -> No
     assert finding.figures["last_bucket_ns"] == 4 * 100 * US
 
 
+@pytest.mark.parametrize(("size", "says"), [(20 * MIB, True), (10, False), (200 * MIB, False)])
+def test_rate_of_large_messages_is_named_if_it_is_low(
+    tmp_path: Path, size: int, says: bool
+) -> None:
+    """Two messages are too few to tell waits from slow transfers."""
+    with RunWithCollectives(tmp_path / "run.db", revision="latest") as run:
+        run.step(0, 0, 20 * STEP)
+        for begin in (0, 10 * STEP):
+            run.kernel(begin, begin + 5 * STEP)
+            run.all_reduce(begin + 5 * STEP, begin + 9 * STEP, size)
+            run.kernel(begin + 9 * STEP, begin + 10 * STEP)
+    one = findings_by_kind(tmp_path / "run.db")["exposed_communication"]
+    assert ("large messages move 5.2 GB/s: a slow link, or waits" in one.text) == says
+    assert ("compare the ranks" in one.advice) == says
+
+
 @pytest.mark.parametrize("size", [8 * MIB, 800 * MIB])
 def test_last_message_costs_its_whole_time_if_a_kernel_follows(tmp_path: Path, size: int) -> None:
     with RunWithCollectives(tmp_path / "run.db", revision="latest") as run:

@@ -1,4 +1,4 @@
-"""Traces that are cut off: only the steps before the cut are analyzed."""
+"""Traces that are cut off, or have an empty last step: only complete steps are analyzed."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 
 from tests.analysis.advice.faulty_runs import advice
 from tests.decoders.kineto import builders
+from unified_prof.cluster.rank_map import read_partials
 from unified_prof.pipeline.convert import convert
 
 STEPS, PER_STEP, LENGTH_US = 6, 10, 1000
@@ -47,6 +48,23 @@ def test_time_after_the_cut_is_not_idle(tmp_path: Path, cut: float | None, on_de
     whole_ms = 0.4 * PER_STEP if cut == 0.3 else PER_STEP
     assert found.step_ms is not None
     assert found.step_ms <= whole_ms
+
+
+@pytest.mark.parametrize(("work", "count"), [(None, STEPS), ("aten::mm", STEPS + 1)])
+def test_step_after_the_last_iteration_in_which_the_host_does_nothing_is_no_step(
+    tmp_path: Path, work: str | None, count: int
+) -> None:
+    """`profiler.step()` begins it, and it ends with the recording."""
+    begin = STEPS * PER_STEP * LENGTH_US
+    last = [builders.complete("user_annotation", f"ProfilerStep#{STEPS}", begin, 50)]
+    last += [builders.operation(work, begin + 10, 5)] if work else []
+    for on_device in (True, False):
+        builders.write(tmp_path / "trace.json", [*events(on_device=on_device), *last])
+        path = tmp_path / f"{on_device}.db"
+        convert(tmp_path / "trace.json", path)
+        assert advice(path).steps == count - 1  # The first step warms up.
+    (partial,) = read_partials(tmp_path / "True.db", 0)
+    assert len(partial.steps["step"]) == count
 
 
 @pytest.mark.parametrize("fuller", [(), (0,)])

@@ -459,9 +459,19 @@ def test_kernel_name_identifies_full_precision(tmp_path: Path, name: str, is_ful
         mixed(tmp_path / "run.db", name=name, op_type="aten::mm", copies=100)
     )
     assert ("full_precision" in findings) == is_full
-    if is_full:
-        finding = findings["full_precision"]
+    if finding := findings.get("full_precision"):
         assert (finding.sure, saving_ns(finding)) == ("possible", 0)
+
+
+@pytest.mark.parametrize(("idle_us", "found"), [(90, True), (2000, False)])
+def test_full_precision_of_rare_kernels_is_no_finding(
+    tmp_path: Path, idle_us: int, found: bool
+) -> None:
+    with FaultyRun(path := tmp_path / "run.db") as run:
+        for at in range(60):
+            end = at * (idle_us + 10) * US
+            run.kernel(end - 10 * US, end, name="volta_sgemm_128x64_nn", op_type="aten::mm")
+    assert ("full_precision" in findings_by_kind(path)) == found
 
 
 def ten_steps(path: Path, factors: list[float], *, memory_bound: float = 1.0) -> Path:

@@ -95,11 +95,8 @@ class _Collectives:
         size, result = self.size, np.full(len(self.size), -1, np.int64)
         known = np.flatnonzero(size >= 0)
         messages, rows = self.messages, self.rows[known]
-        kind_and_group = np.stack([messages.kind[rows], messages.group[rows]])
-        _, number = np.unique(kind_and_group, axis=1, return_inverse=True)
-        number = number.reshape(-1)
-        for same in range(int(number.max(initial=-1)) + 1):
-            rows = known[number == same]
+        for _, same in by_key(numbered(messages.kind[rows], messages.group[rows])):
+            rows = known[same]
             rows = rows[np.argsort(-size[rows], kind="stable")]
             fastest = np.minimum.accumulate(self.length[rows])
             # Order among messages of one size does not matter.
@@ -293,14 +290,24 @@ def exposed_communication(context: DeviceContext) -> Iterator[Cause]:
             evidence=messages.evidence(received),
         )
         return
-    exempt = f"; {percent(context.share(bucket_ns))} is the last bucket of each step, which cannot "
-    exempt += "be overlapped"
+    text = f"exposed communication: {percent(context.share(exposed))} of the time is communication "
+    text += "that does not overlap with compute"
+    if bucket_ns:
+        text += f"; {percent(context.share(bucket_ns))} is the last bucket of each step, which "
+        text += "cannot be overlapped"
+    advice = (
+        "overlap it: tune DDP or FSDP buckets (bucket_cap_mb, forward_prefetch), use gradient "
+        "accumulation or a separate stream, or change the parallelization"
+    )
+    few = ~known & (messages.size >= SMALL_BYTES)  # Too few to compare with each other.
+    rate = messages.size[few].sum() / max(int(messages.length[few].sum()), 1)
+    if rate < LARGE_GB_PER_S and 2 * messages.alone_ns[few].sum() > exposed:
+        text += f"; large messages move {rate:.1f} GB/s: a slow link, or waits for other ranks"
+        advice = f"compare the ranks (`uprof cluster build`); {advice}"
     yield context.finding(
         cost,
-        f"exposed communication: {percent(context.share(exposed))} of the time is communication "
-        f"that does not overlap with compute{exempt if bucket_ns else ''}",
-        advice="overlap it: tune DDP or FSDP buckets (bucket_cap_mb, forward_prefetch), use "
-        "gradient accumulation or a separate stream, or change the parallelization",
+        text,
+        advice=advice,
         sure="likely" if known_ns > exposed / 2 else "possible",
         change=messages.saving(wait_ns + moving_ns - exempt_ns),
         least=WARN_SHARE,
@@ -322,10 +329,7 @@ def _without_fill_ns(
         return result
     at = np.flatnonzero(receives[messages.messages.kind[rows]])
     step = np.searchsorted(context.windows.start_ns, messages.start[at], side="right")
-    _, number = np.unique(
-        np.stack((step, messages.messages.group[rows[at]])), axis=1, return_inverse=True
-    )
-    for _, places in by_key(number.reshape(-1)):
+    for _, places in by_key(numbered(step, messages.messages.group[rows[at]])):
         if len(places) > MIN_COMPARABLE:
             first, *others = at[places[np.argsort(messages.start[at[places]], kind="stable")]]
             result[first] = min(wait_ns[first], float(np.median(wait_ns[others])))
@@ -335,11 +339,9 @@ def _without_fill_ns(
 def _last_buckets_ns(context: DeviceContext, messages: _Collectives) -> Ints:
     """Return the exposed time of each message that is the last bucket of a step, 0 for others.
 
-    Nothing can overlap a last bucket.
-
-    At most one bucket per step counts: the first `BUCKET_BYTES` of a larger message, or the median
-    length of the messages if the size is unknown. A message does not count if a kernel of its step
-    follows, because the message could overlap with this kernel.
+    Nothing can overlap it. At most one bucket per step counts: the first `BUCKET_BYTES` of a larger
+    message, or the median length of the messages if the size is unknown. A message does not count
+    if a kernel of its step follows, because the message could overlap with this kernel.
     """
     steps = context.windows
     step = np.searchsorted(steps.start_ns, messages.start, side="right") - 1

@@ -34,7 +34,7 @@ from unified_prof.explain.advice.idle_segments import (
     plural,
     times,
 )
-from unified_prof.explain.schedule.selection import Selection
+from unified_prof.explain.schedule.selection import Selection, host_ranges
 from unified_prof.recording import names
 from unified_prof.recording.calls import KERNEL
 from unified_prof.recording.idle import HOST, INPUT, LATE_NS, LAUNCHED, SYNCHRONIZING, UNRECORDED
@@ -74,11 +74,15 @@ def host_bound(context: DeviceContext) -> Iterator[Cause]:
     if context.share(cost) < IDLE_SHARE:
         return
     rows, is_sure = _longest_gaps(context), True
-    exposed = ", which exposes launch latency" if 2 * latency_ns > cost else ""
-    text = (
-        f"host-bound: the device is idle {percent(context.share(cost))} of the time because "
-        f"nothing is enqueued{exposed} ({plural(gaps, 'gap')})"
-    )
+    text = f"host-bound: the device is idle {percent(context.share(cost))} of the time"
+    if latency_ns < LATENCY_SHARE * cost:
+        text += " because nothing is enqueued"
+    elif latency_ns > (1 - LATENCY_SHARE) * cost:
+        text += " in the latency of launches"
+    else:
+        text += f": {percent(context.share(cost - latency_ns))} because nothing is enqueued, "
+        text += f"{percent(context.share(latency_ns))} launch latency"
+    text += f" ({plural(gaps, 'gap')})"
     fewer = _COMPILED if context.is_compiled else _FEWER_LAUNCHES
     advice = f"reduce launch overhead: {fewer % ('ACL' if context.is_npu else 'CUDA')}"
     if breaks := _graph_breaks(context):
@@ -101,11 +105,13 @@ def host_bound(context: DeviceContext) -> Iterator[Cause]:
         elif not context.steps:
             text += ", or waits for requests (no steps recorded)"
             is_sure = False
+        if not context.steps and (share := _initializing(context, spans)) >= COVERED_SHARE:
+            text += f"; {percent(share)} of it in calls that allocate memory or load code"
+            advice = "record later iterations: a program initializes the device only once"
+            is_sure = False
     else:
         advice, text = advice + settings, text + why
         text += "" if context.quick else _short_kernels(context)
-    if latency_ns >= LATENCY_SHARE * cost:
-        text += f"; {percent(latency_ns / cost)} of it is the latency of launches to an idle device"
     text += context.slowed_host
     yield context.finding(
         cost,
@@ -125,6 +131,15 @@ def host_bound(context: DeviceContext) -> Iterator[Cause]:
         },
         evidence=rows,
     )
+
+
+def _initializing(context: DeviceContext, idle: IntervalSet) -> float:
+    """Return the share of idle time in calls that a program usually makes once."""
+    calls = intervals.EMPTY
+    for wanted in (names.ALLOCATES, names.COMPILES, names.INITIALIZES):
+        start, end, *_ = host_ranges(context.recording, wanted)
+        calls = intervals.union(calls, intervals.merge(start, end))
+    return intervals.intersect(idle, calls).total_ns / idle.total_ns
 
 
 # Functions that torch.compile makes of the code after a graph break.

@@ -20,6 +20,7 @@ OPERATION_SHARE = 0.05  # Minimum share of kernel time of an operation.
 EFFICIENCY = 0.4  # Maximum roofline efficiency; a plain matmul of a thousand rows reaches more.
 MIN_OPERATION_NS = 20_000  # Shorter operations are dominated by launch and tail effects.
 FULL_SHARE = 0.10  # Minimum share of kernel time of fp32 matmuls, convolutions and attention.
+MIN_TIME_SHARE = 0.01  # Minimum share of the time of such kernels if their saving is unknown.
 # Alignment of inner dimensions for tensor cores, in elements.
 ALIGNED = {"fp16": 8, "bf16": 8, "fp8": 16, "int8": 16}
 
@@ -178,6 +179,8 @@ def _full_precision_by_name(context: DeviceContext) -> Iterator[Cause]:
     share = context.kernel_share(selected)
     device = known_devices(context.recording).get(context.device or "")
     if share < FULL_SHARE or (device and not (device.matrix("bf16") or device.matrix("fp16"))):
+        return
+    if context.share(context.busy_ns(np.flatnonzero(selected))) < MIN_TIME_SHARE:
         return
     yield context.finding(
         0,
