@@ -7,8 +7,11 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock, call
 
 import pytest
 
@@ -138,6 +141,101 @@ def test_summary_before_the_end_says_not_yet(recorder: Recorder) -> None:
     assert "yet" in measured.summary()
     measured.end()
     assert "yet" not in measured.summary()
+
+
+def test_watched_measurement_marks_steps_until_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = MagicMock()
+    monkeypatch.setattr(measurement, "watch", calls.watch)
+    monkeypatch.setattr(measurement, "step", calls.step)
+    measured = Measurement("out", watch=True, device="cpu")
+    for action in (measured.begin, measured.end):
+        measured.step()
+        measured.leave_out()
+        action()
+    measured.begin()
+    measured.leave_out()
+    opened = call.watch()
+    assert calls.mock_calls == [
+        *(call.watch("out", device="cpu"), opened.__enter__(), call.step(), opened.leave_out()),
+        opened.__exit__(None, None, None),
+    ]
+
+
+def with_stand_in(
+    monkeypatch: pytest.MonkeyPatch, integration: str, names: dict[str, tuple[str, ...]]
+) -> tuple[Any, Any]:
+    """Return an integration imported with empty classes of its trainer, and its calls."""
+    for name, classes in names.items():
+        module: Any = ModuleType(name)
+        module.__spec__ = ModuleSpec(name, None)
+        for one in classes:
+            setattr(module, one, type(one, (), {"__init__": lambda *_, **__: None}))
+            getattr(module, one).teardown = lambda *_, **__: None
+        monkeypatch.setitem(sys.modules, name, module)
+    name = f"unified_prof.integrations.{integration}"
+    monkeypatch.setitem(sys.modules, name, ModuleType(name))  # is removed after the test
+    del sys.modules[name]
+    imported = importlib.import_module(name)
+    calls = MagicMock()
+    monkeypatch.setattr(imported, "Measurement", calls)
+    calls.return_value.summary.return_value = "3 reports"
+    return imported, calls
+
+
+@pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
+def test_lightning_steps_with_its_optimizer(
+    package: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in [one for one in sys.modules if "lightning" in one]:
+        monkeypatch.delitem(sys.modules, name)
+    names = {package: ("Callback",), f"{package}.profilers": ("Profiler",)}
+    imported, calls = with_stand_in(
+        monkeypatch, "lightning", {package.partition(".")[0]: (), **names}
+    )
+    trainer = SimpleNamespace(global_step=7, is_global_zero=False)
+    callback = imported.UprofCallback("out", iterations=2)
+    callback.on_train_start(trainer, None)
+    for trainer.global_step in (7, 8, 8, 9):
+        callback.on_train_batch_end(trainer, None, "outputs", "batch", 0)
+    callback.on_validation_end(trainer, None)
+    callback.on_train_end(trainer, None)
+    assert not capsys.readouterr().out, "only one rank prints"
+    callback.on_train_end(SimpleNamespace(), None)
+    assert capsys.readouterr().out == "3 reports\n"
+    callback.on_exception(trainer, None, error := RuntimeError())
+    made = call()
+    assert calls.mock_calls == [
+        *(call("out", iterations=2), made.begin(), made.step(), made.step(), made.leave_out()),
+        *(made.end(), made.end(), made.summary(), made.end(error)),
+    ]
+    calls.reset_mock()
+    profiler = imported.UprofProfiler("out")
+    for action in ("sanity_check", "run_training_epoch"):
+        profiler.start(action)
+        profiler.stop(action)
+    assert profiler.summary() == "3 reports"
+    profiler.teardown("fit")
+    assert calls.mock_calls == [call("out"), made.begin(), made.end(), made.summary(), made.end()]
+
+
+def test_transformers_steps_and_evaluations_are_marked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    imported, calls = with_stand_in(
+        monkeypatch, "transformers", {"transformers": ("TrainerCallback",)}
+    )
+    state = SimpleNamespace(is_local_process_zero=False)
+    callback = imported.UprofCallback("out", iterations=2)
+    for event in ("train_begin", "step_end", "evaluate", "save", "train_end"):
+        getattr(callback, f"on_{event}")(None, state, None, model=None)
+    assert not capsys.readouterr().out
+    callback.on_train_end(None, SimpleNamespace(), None)
+    assert capsys.readouterr().out == "3 reports\n"
+    made = call()
+    assert calls.mock_calls == [
+        *(call("out", iterations=2), made.begin(state), made.step()),
+        *(made.leave_out(), made.leave_out(), made.end(), made.end(), made.summary()),
+    ]
 
 
 @pytest.mark.slow
