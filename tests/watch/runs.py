@@ -32,9 +32,11 @@ def write_run(
     events: tuple[WatchEvent, ...] = (),
     device: str = "cpu",
     is_over: bool = True,
+    **facts: str,
 ) -> WatchFile:
     """Write the file of one rank; `change` returns what differs in a step."""
-    file = WatchFile(folder, rank, {"rank": str(rank), "began_ns": "1", "device": device})
+    facts |= {"rank": str(rank), "began_ns": "1", "device": device}
+    file = WatchFile(folder, rank, facts)
     file.append([step(number, **change(number)) for number in range(count)], events)
     if is_over:
         file.close({"exit_code": "0", "ended_ns": str(2 * 10**18)})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import platform
 import sqlite3
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from unified_prof.migrate.check import check
 from unified_prof.sqlite.opening import detect
 from unified_prof.sqlite.watch_file import (
     UNKNOWN,
+    RankSteps,
     StepRow,
     WatchEvent,
     WatchFile,
@@ -87,3 +90,36 @@ def test_a_folder_without_watch_files_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["watch_rank.db", "watch_rank1.db-journal", "x_watch_rank1.db"])
 def test_other_names_are_not_watch_files(name: str) -> None:
     assert rank_and_part(name) is None
+
+
+HERE = platform.node()
+
+
+@pytest.mark.parametrize(
+    ("facts", "kill", "is_running"),
+    [
+        ({"ended_ns": "1", "host": "elsewhere"}, None, False),
+        ({"host": "elsewhere", "pid": "7"}, ProcessLookupError(), True),
+        ({}, ProcessLookupError(), True),
+        ({"host": HERE}, None, False),
+        ({"host": HERE, "pid": "no number"}, None, False),
+        ({"host": HERE, "pid": "7"}, ProcessLookupError(), False),
+        ({"host": HERE, "pid": "7"}, PermissionError(), True),
+        ({"host": HERE, "pid": "7"}, None, True),
+    ],
+)
+def test_a_run_goes_on_until_its_end_or_that_of_its_process(
+    facts: dict[str, str],
+    kill: OSError | None,
+    is_running: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def signal_process(pid: int, number: int) -> None:
+        assert (pid, number) == (7, 0)
+        if kill is not None:
+            raise kill
+
+    monkeypatch.setattr(os, "kill", signal_process)
+    run = RankSteps(0)
+    run.facts = facts
+    assert run.is_running == is_running

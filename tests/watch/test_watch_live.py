@@ -6,6 +6,7 @@ import fcntl
 import os
 import pty
 import re
+import signal
 import struct
 import subprocess
 import sys
@@ -126,6 +127,35 @@ def test_ctrl_c_ends_the_view(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     write_run(tmp_path, 100, is_over=False)
     done = CliRunner().invoke(app, ["watch", "--attach", str(tmp_path)])
     assert (done.exit_code, done.stdout.count("\n")) == (0, 1)
+
+
+@pytest.mark.parametrize("is_earlier_run", [False, True])
+def test_the_view_keeps_at_most_half_of_the_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_earlier_run: bool
+) -> None:
+    pid = 4000
+    write_run(tmp_path, is_over=False, pid=str(pid + is_earlier_run))
+    lines, parents = [40, 40, 10], iter([pid] * 4 + [1])
+    written: list[str] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getppid", lambda: next(parents))
+        size = os.terminal_size
+        patch.setattr(os, "get_terminal_size", lambda _: size((80, lines[min(len(written), 2)])))
+        patch.setattr(os, "write", lambda number, data: written.append(f"{number}{data.decode()}"))
+        patch.setattr(signal, "signal", lambda *_: None)
+        patch.setattr(time, "sleep", lambda _: None)
+        watch_live._draw_below(tmp_path)
+    if is_earlier_run:
+        assert written == []
+        return
+    first, same, small, last = written
+    begin = "2" + "\x1bD" * 12 + "\x1b[12A\x1b7\x1b[1;28r\x1b8"
+    assert first.startswith(f"{begin}\x1b7\x1b[29;1H\x1b[2K")
+    assert re.findall(r"\x1b\[(\d+);1H\x1b\[2K", first) == [str(row) for row in range(29, 41)]
+    assert same == f"2{first.removeprefix(begin)}"
+    assert re.findall(r"\x1b\[(\d+);1H\x1b\[2K", small) == [str(row) for row in range(6, 11)]
+    assert small.startswith("2" + "\x1bD" * 5 + "\x1b[5A\x1b7\x1b[1;5r\x1b8\x1b7")
+    assert last == "2\x1b7\x1b[r\x1b[6;1H\x1b[J\x1b8"
 
 
 def test_wrong_use_is_refused(tmp_path: Path) -> None:
