@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock, Mock, call
 
 import pytest
 
@@ -295,6 +296,68 @@ def test_mlflow_joins_the_run_of_another_thread(tmp_path: Path, mlflow: Any) -> 
         assert mlflow.active_run() is not None
     run = mlflow.get_run(active.info.run_id)
     check_scalars(run.data.metrics, "uprof/rank1/")
+
+
+POINT, WITHOUT_STEPS = watch_exporters._point(ROWS, [EVENT]), watch_exporters._point([], [EVENT])
+
+
+def test_points_are_logged_to_the_active_run_or_an_own_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wandb = MagicMock(run=None)
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    ADAPTERS["wandb"](tmp_path, FACTS | {"rank": "1"}).write(POINT)
+    assert not wandb.mock_calls
+    own = ADAPTERS["wandb"](tmp_path, FACTS)
+    for point in (POINT, WITHOUT_STEPS, POINT):
+        own.write(point)
+    own.close()
+    started = wandb.init.return_value
+    logged = {**POINT.scalars("uprof/"), "uprof/step": 99}
+    assert wandb.init.call_count == 1
+    define, log = call.define_metric("uprof/*", step_metric="uprof/step"), call.log
+    assert started.mock_calls == [
+        *(define, log(logged, commit=True), log(logged, commit=True), call.finish())
+    ]
+    active = wandb.run = Mock()
+    joined = ADAPTERS["wandb"](tmp_path, FACTS)
+    joined.write(POINT)
+    wandb.run = None  # The script has ended its run: the measurement starts no other.
+    joined.write(POINT)
+    joined.close()
+    assert active.mock_calls == [define, log(logged, commit=False)]
+    assert wandb.init.call_count == 1
+
+
+def test_points_are_logged_to_the_latest_run_or_an_own_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mlflow = MagicMock()
+    latest = mlflow.tracking.fluent._get_latest_active_run
+    latest.return_value = None
+    monkeypatch.setitem(sys.modules, "mlflow", mlflow)
+    other = ADAPTERS["mlflow"](tmp_path, FACTS | {"rank": "1"})
+    other.write(POINT)
+    assert mlflow.mock_calls == [call.tracking.fluent._get_latest_active_run()]
+    own = ADAPTERS["mlflow"](tmp_path, FACTS)
+    for point in (POINT, WITHOUT_STEPS, POINT):
+        own.write(point)
+    mlflow.end_run.assert_not_called()
+    own.close()
+    mlflow.start_run.assert_called_once()
+    mlflow.end_run.assert_called_once()
+    latest.return_value = MagicMock()
+    latest.return_value.info.run_id = "a"
+    other.write(POINT)
+    latest.return_value = None  # The latest run has ended, but its last steps belong to it.
+    other.write(POINT)
+    other.close()
+    mlflow.end_run.assert_called_once()
+    of_own = mlflow.start_run.return_value.info.run_id
+    runs = [(of_own, "uprof/")] * 2 + [("a", "uprof/rank1/")] * 2
+    assert mlflow.log_metrics.mock_calls == [
+        call(POINT.scalars(prefix), step=99, run_id=run) for run, prefix in runs
+    ]
 
 
 class Slow:
