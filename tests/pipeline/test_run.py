@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,19 +16,27 @@ from tests.records import tracked_run
 from tests.sql import run_facts
 from unified_prof import __version__
 from unified_prof.base.run_spec import Capture, RunSpec
-from unified_prof.errors import CaptureError, OutputError, StoreError, UsageError
+from unified_prof.errors import (
+    CaptureError,
+    MeasuringError,
+    OutputError,
+    StoreError,
+    UprofError,
+    UsageError,
+)
 from unified_prof.pipeline import reports
 from unified_prof.pipeline.live import run
+from unified_prof.sqlite import run_folder
 
 
 class FakeBackend:
-    """A backend that returns a given capture and counts its runs."""
+    """A backend that returns a given capture, after what happens meanwhile, and counts its runs."""
 
     name = "fake"
     reports: tuple[str, ...] = ("run-time", "memory")
 
-    def __init__(self, capture: Capture) -> None:
-        self.capture = capture
+    def __init__(self, capture: Capture, meanwhile: Callable[[RunSpec], object] = id) -> None:
+        self.capture, self.meanwhile = capture, meanwhile
         self.runs = 0
 
     def unavailable_reason(self) -> str | None:
@@ -35,6 +45,7 @@ class FakeBackend:
     def run(self, spec: RunSpec) -> Capture:
         assert spec.output_dir.is_dir()
         self.runs += 1
+        self.meanwhile(spec)
         return self.capture
 
 
@@ -160,3 +171,118 @@ def test_internal_error_does_not_hide_the_exit_code_of_the_workload(
     assert result.exit_code == 9
     assert "disk error" in str(result.failure)
     assert list(tmp_path.iterdir()) == []
+
+
+MEASURED = Capture(0, tracked_run())
+Files = Mapping[str, tuple[Path, ...]]
+
+
+def test_reports_of_a_running_workload_get_its_exit_status_at_the_end(spec: RunSpec) -> None:
+    written: list[Files] = []
+
+    def workload(inner: RunSpec) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(os, "getpid", lambda: 1)
+            assert inner.on_partial is not None
+            inner.on_partial(tracked_run())
+            inner.on_measured(MEASURED)
+        assert not list(spec.output_dir.iterdir()), "a forked child wrote"
+        inner.on_partial(tracked_run())
+        assert [path.suffix for path in spec.output_dir.iterdir()] == [".spool"]
+        inner.on_measured(MEASURED)
+        found = run_facts(spec.output_dir / "memory.sqlite")
+        assert (found["exit_code"], found["finished"]) == (None, None)
+
+    result = run(FakeBackend(MEASURED, workload), spec, on_written=written.append)
+    assert written == [result.files]
+    for name in ("memory", "run_time"):
+        found = run_facts(spec.output_dir / f"{name}.sqlite")
+        assert (found["exit_code"], found["finished"] is None) == ("0", False)
+    assert len(list(spec.output_dir.iterdir())) == 2
+
+
+def damage(path: Path) -> None:
+    path.write_bytes(b"SQLite format 3\0")
+
+
+@pytest.mark.parametrize(
+    ("meanwhile", "note"), [(damage, "lacks the exit status"), (Path.unlink, None)]
+)
+def test_reports_that_a_workload_changes_are_mentioned_or_written_again(
+    meanwhile: Callable[[Path], None], note: str | None, spec: RunSpec
+) -> None:
+    def workload(inner: RunSpec) -> None:
+        inner.on_measured(MEASURED)
+        meanwhile(spec.output_dir / "memory.sqlite")
+
+    result = run(FakeBackend(MEASURED, workload), spec)
+    assert run_facts(spec.output_dir / "run_time.sqlite")["exit_code"] == "0"
+    if note is None:
+        assert run_facts(spec.output_dir / "memory.sqlite")["exit_code"] == "0"
+        assert result.failure is None
+    else:
+        assert note in str(result.failure)
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_report_of_another_process_is_kept(force: bool, spec: RunSpec) -> None:
+    def workload(inner: RunSpec) -> None:
+        (spec.output_dir / "memory.sqlite").write_text("of another process")
+
+    result = run(FakeBackend(MEASURED, workload), spec, force=force)
+    assert (spec.output_dir / "memory.sqlite").read_text() == "of another process"
+    (path,) = result.files["run-time"]
+    assert path.name.startswith("run_time_")
+    assert path.name.endswith(f"_{os.getpid()}.sqlite")
+    assert "another process wrote run_time.sqlite, memory.sqlite meanwhile" in str(result.failure)
+
+
+def test_report_that_cannot_be_written_can_be_recovered(
+    spec: RunSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OutputError("no space left", hint="delete some files")
+
+    def workload(inner: RunSpec) -> None:
+        assert inner.on_partial is not None
+        inner.on_partial(tracked_run())
+        inner.on_measured(MEASURED)
+
+    monkeypatch.setitem(reports._WRITERS, "memory", fail)
+    with pytest.raises(OutputError) as caught:
+        run(FakeBackend(MEASURED, workload), spec)
+    assert caught.value.hint == (
+        "delete some files; then recover the saved measurements with "
+        f"`uprof db recover {spec.output_dir}`"
+    )
+
+
+@pytest.mark.parametrize("error", [MeasuringError("no iteration"), None])
+def test_rank_that_measured_nothing_writes_reports_with_its_failure(
+    error: UprofError | None, spec: RunSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def workload(inner: RunSpec) -> None:
+        if error is not None:
+            raise error
+
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    backend = FakeBackend(Capture(0, None, failure="no iteration"), workload)
+    with pytest.raises(CaptureError, match="no iteration"):
+        run(backend, spec, strict=True)
+    known = run_folder.read(spec.output_dir)
+    assert known is not None
+    assert (known.ranks[1].failure, known.ranks[1].files) == ("no iteration", {})
+    result = run(backend, spec)
+    assert (result.exit_code, result.failure) == (0, "no iteration")
+    found = run_facts(spec.output_dir / "memory_rank1.sqlite")
+    assert (found["complete"], found["exit_code"], found["failure"]) == (
+        *("false", "0", "no iteration"),
+    )
+    known = run_folder.read(spec.output_dir)
+    assert known is not None
+    rank = known.ranks[1]
+    assert (rank.state, rank.exit_code, rank.expected_ranks) == (run_folder.ENDED, 0, (0, 1))
+    names = {"run-time": "run_time_rank1.sqlite", "memory": "memory_rank1.sqlite"}
+    assert rank.files == {report: (name,) for report, name in names.items()}
+    assert result.files == {report: (spec.output_dir / name,) for report, name in names.items()}
