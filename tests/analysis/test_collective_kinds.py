@@ -1,9 +1,12 @@
 """Collective kinds have one name across vendors and versions."""
 
+import re
+
 import pytest
 
 from unified_prof.decoders.gpu.pools import is_communication
-from unified_prof.recording.collectives import bus_factor, canonical
+from unified_prof.recording.collectives import ELEMENT_BYTES, bus_factor, canonical
+from unified_prof.schema.catalogue import MSPROF, frozen_text, resolve
 
 
 @pytest.mark.parametrize(
@@ -27,6 +30,15 @@ from unified_prof.recording.collectives import bus_factor, canonical
 )
 def test_kind_of_a_collective_is_the_same_for_all_vendors(kind: str, names: str) -> None:
     assert {canonical(name) for name in names.split()} == {kind}
+
+
+def test_elements_have_the_bits_of_their_names() -> None:
+    schema = frozen_text(MSPROF, resolve(MSPROF, "latest"))
+    named = re.findall(r"INTO ENUM_HCCL_DATA_TYPE .* \((\d+), '[A-Z]+(\d+).*'\);", schema)
+    assert len(named) > 12
+    assert {number: 8 * size for number, size in ELEMENT_BYTES.items()} == {
+        int(number): int(bits) for number, bits in named
+    }
 
 
 def test_unknown_kind_keeps_its_name() -> None:

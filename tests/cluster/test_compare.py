@@ -121,6 +121,9 @@ def test_gate_reports_its_verdict_in_every_format(tmp_path: Path) -> None:
     found = json.loads(uprof(*arguments, "--json").stdout)
     assert (found["outcome"], found["checks"][0]["unit"]) == ("regression", "x")
     assert "<failure" in uprof(*arguments, "--format", "junit").stdout
+    assert not uprof(*arguments, "--format", "junit").stderr
+    write_summary(tmp_path / "part", Contents(steps=12, absent=[2]))
+    assert "7 of 8 ranks; missing: 2" in uprof("cluster", "gate", base, tmp_path / "part").stderr
     refused(uprof(*arguments, "--metric", "total"), 2, "unknown metric 'total'", "slowest-rank")
 
 

@@ -371,9 +371,8 @@ def _rates(source: Source, identity: NDArray[np.integer], lasted_ns: NDArray[np.
         # Whole bytes per second; invalid values count as not recorded.
         rate = f"CAST(bandwidthGBps * {NS_PER_S} AS INTEGER)"
         found = source.integers("UPROF_GPU_TASKS", {"id": "globalTaskId", "rate": rate})
-        recorded = value_by_key(found["id"], found["rate"], identity, -1)
-        good = (recorded > 0) & (recorded < MAX_BYTES)
-        result[good] = recorded[good]
+        recorded = _possible(found["id"], found["rate"], identity)
+        result = np.where(recorded > 0, recorded, result)
     return result
 
 
@@ -383,10 +382,15 @@ def _sizes(source: Source, identity: NDArray[np.integer]) -> Ints:
     for table, column in _SIZES.items():
         if table in source.tables:
             found = source.integers(table, {"id": "globalTaskId", "size": column})
-            size = value_by_key(found["id"], found["size"], identity, -1)
-            good = (size > 0) & (size < MAX_BYTES)
-            result[good] = size[good]
+            size = _possible(found["id"], found["size"], identity)
+            result = np.where(size > 0, size, result)
     return result
+
+
+def _possible(ids: Ints, values: Ints, identity: NDArray[np.integer]) -> Ints:
+    """Return the value of each task, -1 if it is unknown, impossible or 0."""
+    found = value_by_key(ids, values, identity, -1)
+    return np.where((found > 0) & (found < MAX_BYTES), found, -1)
 
 
 _HOST_TABLES = (

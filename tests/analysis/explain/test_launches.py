@@ -106,6 +106,8 @@ def test_copy_rates_of_overlapping_copies_add_up(path: Path) -> None:
         device.task(0, 1000, "MEMCPY_ASYNC", copy=1000)
         device.task(500, 1500, "MEMCPY_ASYNC", stream=3, copy=3000)
         device.task(3000, 3000, "MEMCPY_ASYNC", copy=10)
+        for number, size in enumerate((-8, 0, 1 << 53), start=4):  # not possible
+            device.task(1000 * number, 1000 * number + 500, "MEMCPY_ASYNC", copy=size)
     with open_analyses(path) as (analysis,):
         (line,) = analysis.counter_series()
     assert (line.name, line.unit) == ("memcpy host to device", "B/s")
@@ -119,9 +121,12 @@ def test_recorded_bandwidth_has_priority_over_size_divided_by_time(path: Path) -
         copy = {"name": device.text("Memcpy"), "bandwidthGBps": 0.75, "sizeBytes": 1000}
         no_kernel = {"operation": 0, "gridDim": 0, "blockDim": 0}
         device.row("UPROF_GPU_TASKS", globalTaskId=task, **copy, **no_kernel)
+        task = device.task(2000, 3000, "MEMCPY_ASYNC", copy=1000)
+        copy["bandwidthGBps"] = 1 << 30  # Not possible: the size decides.
+        device.row("UPROF_GPU_TASKS", globalTaskId=task, **copy, **no_kernel)
     with open_analyses(path) as (analysis,):
         (line,) = analysis.counter_series()
-    assert line.value.tolist() == [0.75e9, 0]
+    assert line.value.tolist() == [0.75e9, 0, 1e9, 0]
 
 
 @pytest.mark.parametrize(

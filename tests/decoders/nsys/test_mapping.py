@@ -155,6 +155,9 @@ def test_export_with_the_minimum_of_columns_is_decoded(tmp_path: Path) -> None:
     assert one.anomalies == {"relative_times": 1}
     names = one.rows("UPROF_GPU_TASKS", "name", "gridDim", texts=["name", "gridDim"])
     assert names == [("N/A", "N/A")]
+    for sizes, expected in (({"dynamicSharedMemory": 8}, 8), ({"staticSharedMemory": 8}, None)):
+        sink = decode_tables(tmp_path, {KERNELS: [bare | sizes], CALLS: [launch]})
+        assert sink.rows("UPROF_GPU_TASKS", "sharedMemoryBytes") == [(expected,)]
     second = {**launch, "globalTid": packed(5, 5), "start": 2}
     two = decode_tables(tmp_path, {KERNELS: [bare], CALLS: [launch, second]})
     assert two.anomalies == {"relative_times": 1, "task_without_launch": 1}, "two processes"

@@ -366,8 +366,6 @@ def decode_netdev_stats(device: DeviceDirectory, sink: Sink) -> None:
     A counter that decreased counts as 0. Times are those of the host's monotonic clock.
     """
     samples = sampling.integer_rows(device, sink, "netdev_stats", 1 + len(_NETDEV_COUNTERS))
-    if len(samples) < 2:
-        return
     seconds = np.diff(samples[:, 0]).astype(np.float64) / 1e9
     columns: dict[str, Any] = {}
     for place, name in enumerate(_NETDEV_COUNTERS, start=1):

@@ -392,9 +392,9 @@ def first_to_first(identity: NDArray[np.uint64], is_end: Bools) -> tuple[Ints, I
     balance -= tasks.spread((balance - step)[tasks.starts])
     # An end that takes the balance of its identity to a new minimum below 0 has no start. Each
     # identity is shifted below all before it, so one running minimum is enough.
-    depth = group * (2 * count + 2)
+    depth = group * (count + 1)
     lowered = balance - depth
-    lowest = np.minimum.accumulate(np.r_[2 * count + 2, lowered])[:-1]
+    lowest = np.minimum.accumulate(np.r_[count, lowered])[:-1]
     good_end = is_end & (lowered >= np.minimum(lowest, -depth))
     starts, ends = np.flatnonzero(~is_end), np.flatnonzero(good_end)
     key_start = group[starts] * (count + 1) + Runs(group[starts]).rank()

@@ -124,6 +124,7 @@ def test_wide_task_ids_have_32_bits() -> None:
         (0, 1, "Other"),
         (70, 5, "MIX_AIC"),
         (63, 5, None),
+        (64, 5, "AIC"),
     ],
 )
 def test_task_types_are_named_by_platform(code: int, platform: int, name: str | None) -> None:
