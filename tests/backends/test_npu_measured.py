@@ -6,7 +6,11 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from signal import SIGINT, SIGKILL, SIGTERM
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -14,7 +18,7 @@ from tests import processes
 from tests.backends.test_npu import CPU_FOR_NPU, modules, msprof, spec_of
 from tests.records import tracked_run
 from tests.sql import run_facts
-from unified_prof.backends import npu_launcher
+from unified_prof.backends import msprof_process, npu_launcher
 from unified_prof.backends.npu import NpuBackend
 from unified_prof.backends.npu_launcher import MeasurementRelay, Result
 from unified_prof.base.run_spec import (
@@ -26,6 +30,8 @@ from unified_prof.base.run_spec import (
     RunSpec,
     TrackedRun,
 )
+from unified_prof.tracking import workload
+from unified_prof.tracking.driver import Instrument
 
 __all__ = ["modules", "msprof"]
 
@@ -89,6 +95,89 @@ def test_launcher_results_are_passed_on_once(tmp_path: Path, spec: RunSpec) -> N
     assert captures == [partial, Capture(0, complete, failure="no marks")]
     assert progress.completed(Result()).tracked == complete
     assert progress.completed(Result(exit_code=0, tracked=partial)).tracked is partial
+
+
+@pytest.mark.parametrize("is_fork", [False, True])
+def test_launcher_saves_measurements_of_its_process(
+    is_fork: bool, tmp_path: Path, spec: RunSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[object] = []
+    mstx = SimpleNamespace(
+        range_start=lambda text: calls.append(text) or len(calls), range_end=calls.append
+    )
+    torch_npu: Any = SimpleNamespace(npu=SimpleNamespace(mstx=mstx))
+    monkeypatch.setitem(sys.modules, "mstx", None)
+    monkeypatch.setitem(sys.modules, "torch_npu", torch_npu)
+
+    def run(backend: str, spec: RunSpec, instruments: list[Instrument]) -> Capture:
+        (marks,) = instruments
+        marks.start()
+        for index in range(2):
+            marks.begin_iteration(index)
+            marks.end_iteration(index)
+        marks.begin_iteration(2)
+        marks.stop(complete=False)
+        marks.stop(complete=False)
+        with pytest.MonkeyPatch.context() as patch:
+            if is_fork:
+                patch.setattr(os, "getpid", lambda: 1)
+            if spec.on_partial is not None:
+                spec.on_partial(tracked_run(complete=False))
+            spec.on_measured(Capture(0, None))
+            assert not (tmp_path / npu_launcher.MEASURED_FILE).exists()
+            spec.on_measured(Capture(0, tracked_run()))
+        return Capture(4, tracked_run(), failure=backend)
+
+    monkeypatch.setattr(workload, "run_workload", run)
+    result = npu_launcher._run_tracked(spec, tmp_path)
+    assert result == {
+        "exit_code": 4, "tracked": tracked_run(), "failure": "npu", "unmarked": None
+    }  # fmt: skip
+    marks = [(f"uprof iteration {index}", 2 * index + 1) for index in range(3)]
+    assert calls == [one for pair in marks for one in pair]
+    found = [] if is_fork else [npu_launcher.MEASURED_FILE, npu_launcher.PARTIAL_FILE]
+    assert sorted(path.name for path in tmp_path.glob("*.msgpack")) == sorted(found)
+    for path in tmp_path.glob("*.msgpack"):
+        path.unlink()
+    result = npu_launcher._run_tracked(replace(spec, reports=(TIMELINE,)), tmp_path)
+    assert (result["tracked"], list(tmp_path.glob("*.msgpack"))) == (None, [])
+
+
+@pytest.mark.parametrize(
+    ("polite", "others", "numbers", "expected"),
+    [
+        (True, [7, 8], [SIGINT], []),
+        (True, [7, 8], [SIGINT, SIGTERM], [("kill", 7, SIGTERM), ("kill", 8, SIGTERM)]),
+        (False, [7], [SIGTERM], [("kill", 7, SIGTERM)]),
+        (False, [], [SIGTERM], [("killpg", 5, SIGTERM)]),
+        (True, [], [SIGINT, SIGTERM, SIGINT], [("killpg", 5, SIGTERM), ("killpg", 5, SIGKILL)]),
+    ],
+)
+def test_signals_reach_the_workload_before_msprof(
+    polite: bool,
+    others: list[int],
+    numbers: list[int],
+    expected: list[object],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sent: list[object] = []
+
+    def send(name: str, *to: int) -> None:
+        sent.append((name, *to))
+        raise ProcessLookupError  # it has ended meanwhile
+
+    for name in ("kill", "killpg"):
+        monkeypatch.setattr(os, name, partial(send, name))
+    monkeypatch.setattr(msprof_process, "_others_of", lambda group: others if group == 5 else [])
+    signals = msprof_process._Signals(polite=polite, workload_runs=lambda: True)
+    with pytest.raises(KeyboardInterrupt):
+        signals._forward(SIGINT, None)
+    signals = msprof_process._Signals(polite=polite, workload_runs=lambda: bool(others))
+    signals.process = SimpleNamespace(pid=5)  # type: ignore[assignment]
+    for number in numbers:
+        signals._forward(number, None)
+    assert (signals.received, signals.asked_to_end.is_set()) == (numbers, True)
+    assert sent == expected
 
 
 def test_partial_results_of_a_killed_workload_are_returned(tmp_path: Path, spec: RunSpec) -> None:

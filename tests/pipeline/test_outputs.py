@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 from datetime import datetime, tzinfo
 from pathlib import Path
 
@@ -11,9 +13,39 @@ import pytest
 
 from unified_prof.errors import OutputError
 from unified_prof.pipeline import outputs
-from unified_prof.pipeline.outputs import rank_of
+from unified_prof.pipeline.outputs import Workload, exec_unprofiled, rank_of
 
 SINGLE = rank_of({})
+
+
+@pytest.mark.parametrize(
+    ("target", "is_module", "command"),
+    [
+        ("train.py", False, [sys.executable, "train.py"]),
+        ("train.pyw", False, [sys.executable, "train.pyw"]),
+        ("train", False, ["train"]),  # has a #! line
+        ("plain", False, [sys.executable, "plain"]),
+        ("none", False, [sys.executable, "none"]),
+        ("train", True, [sys.executable, "-m", "train"]),
+    ],
+)
+def test_unprofiled_rank_becomes_its_workload(
+    target: str, is_module: bool, command: list[str], place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, mode in {
+        "train.py": 0o755,
+        "train.pyw": 0o755,
+        "train": 0o755,
+        "plain": 0o644,
+    }.items():
+        (place / name).touch(mode)
+    started: list[object] = []
+    monkeypatch.setattr(os, "execv", lambda *of: started.append(of))
+    monkeypatch.setattr(subprocess, "_args_from_interpreter_flags", list)
+    exec_unprofiled(Workload(target, is_module, ("--epochs", "1")))  # returns only here
+    if command == ["train"]:
+        command = [str(place / "train")]
+    assert started == [(command[0], [*command, "--epochs", "1"])]
 
 
 def test_file_names_contain_the_rank() -> None:

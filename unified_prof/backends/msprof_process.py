@@ -158,7 +158,7 @@ class _Signals:
             raise KeyboardInterrupt
         if self._polite and len(self.received) == 1:
             return
-        group = self.process.pid
+        group, others = self.process.pid, list[int]()
         with contextlib.suppress(ProcessLookupError):
             if len(self.received) >= _SIGNALS_TO_KILL:
                 os.killpg(group, signal.SIGKILL)

@@ -34,7 +34,8 @@ def test_decimals_of_one_length_equal_those_of_python(number: int) -> None:
     check_decimals([number] * 3)
 
 
-@given(st.integers(0, 63), st.integers(-1, 1))
+@pytest.mark.parametrize("bits", range(64))
+@pytest.mark.parametrize("off", [-1, 0, 1])
 def test_encoded_numbers_have_seven_bits_per_byte_and_eight_last(bits: int, off: int) -> None:
     number = ((1 << bits) + off) % 2**64
     if number < 1 << 56:
