@@ -3,11 +3,16 @@
 import gc
 import os
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 from unified_prof.sqlite.watch_file import StepRow
 from unified_prof.tracking import watch
+from unified_prof.tracking.passes import BACKWARD as BACKWARD_PASS
+from unified_prof.tracking.passes import DATA_LOADING
+from unified_prof.tracking.passes import FORWARD as FORWARD_PASS
+from unified_prof.tracking.passes import OPTIMIZER as OPTIMIZER_PASS
 
 torch = pytest.importorskip("torch")
 DATA, FORWARD, BACKWARD, OPTIMIZER, OTHER = 3, 50, 700, 11_000, 130_001
@@ -79,6 +84,56 @@ def test_rows_have_the_time_of_each_part(watched: Watched) -> None:
         assert row.allocated_bytes > 10 << 20
     starts = [row.start_ns for row in watched.rows]
     assert starts == sorted(starts)
+
+
+class SlowDevice:
+    """A device that completes a step two steps later; step 2 is not marked, step 3 fails."""
+
+    def __init__(self) -> None:
+        self.step = -1
+        self.parts: list[str] = []
+
+    def begin(self, step: int) -> None:
+        self.step = step
+
+    def switch(self, part: str) -> None:
+        self.parts.append(part)
+
+    def end(self) -> list[int]:
+        return [] if self.step == 2 else [self.step]
+
+    def read(self, marks: list[int]) -> dict[str, int] | None:
+        (step,) = marks
+        if step == 3:
+            raise RuntimeError("the device failed")
+        if self.step - step < 2:
+            return None
+        return {FORWARD_PASS: 10 + step, BACKWARD_PASS: 200, OPTIMIZER_PASS: 3000}
+
+
+@pytest.mark.parametrize("most", [1_000, 1])
+def test_rows_on_a_device_have_its_times_some_steps_later(
+    watched: Watched, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "_MAX_OUTSTANDING", most)
+    device: Any = SlowDevice()
+    watched.collector._on_device = device
+    counts = []
+    for _ in range(8):
+        watched.run(1)
+        counts.append(len(watched.rows))
+    assert {BACKWARD_PASS, DATA_LOADING, FORWARD_PASS, OPTIMIZER_PASS} < {*device.parts}
+    if most == 1:  # rows do not wait for the device
+        assert counts == [0, 1, 2, 3, 4, 5, 6, 7]
+        assert {row.device_ns for row in watched.rows} == {None}
+        return
+    assert counts == [0, 0, 0, 1, 4, 4, 4, 5]
+    watched.collector.end()
+    assert [row.step for row in watched.rows] == [*range(7)]
+    assert [(r.device_ns, r.backward_ns, r.optimizer_ns, r.forward_ns) for r in watched.rows] == [
+        (None,) * 4 if step in (2, 3, 6) else (3210 + step, 200, 3000, 10 + step)
+        for step in range(7)
+    ]
 
 
 def test_marks_replace_optimizer_steps_and_have_samples(watched: Watched) -> None:
