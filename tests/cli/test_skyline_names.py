@@ -9,6 +9,11 @@ from tests import processes
 from tests.cli.test_import import uprof
 from tests.cli.test_run_cpu import providers
 from tests.conftest import ROOT
+from tests.pipeline.test_run import FakeBackend
+from tests.records import tracked_run
+from tests.sql import run_facts
+from unified_prof.base.run_spec import MEMORY, RUN_TIME, Capture, RunSpec
+from unified_prof.cli import run
 
 MODEL = ROOT / "examples" / "mlp.py"
 
@@ -48,9 +53,36 @@ def test_report_is_written_without_temporary_files_left_over(
     assert [path.name for path in tmp_path.iterdir()] == ["out.sqlite"]
 
 
-@pytest.mark.slow
-def test_failing_script_leaves_no_file_and_keeps_its_exit_code(tmp_path: Path) -> None:
-    (tmp_path / "bad.py").write_text("raise SystemExit(7)", encoding="utf-8")
-    done = processes.uprof("time", "bad.py", "-o", "out.sqlite", cwd=tmp_path)
-    assert done.returncode == 7, done.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["bad.py"]
+@pytest.mark.parametrize(("command", "report"), [("time", RUN_TIME), ("memory", MEMORY)])
+@pytest.mark.parametrize("meanwhile", ["", "fails", "writes"])
+def test_report_of_a_run_moves_to_its_name(
+    command: str,
+    report: str,
+    meanwhile: str,
+    place: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def workload(spec: RunSpec) -> None:
+        assert (spec.reports, spec.target) == ((report,), str(MODEL))
+        assert spec.output_dir.parent == place
+        spec.relay("[INFO] tool")
+        spec.relay("[WARN] tool")
+        if meanwhile == "writes":
+            Path("out.sqlite").write_bytes(b"other")
+
+    capture = Capture(7, None) if meanwhile == "fails" else Capture(0, tracked_run())
+    monkeypatch.setattr(run, "make_backend", lambda *_: FakeBackend(capture, workload))
+    code = uprof(command, MODEL, "-o", "out.sqlite", "--backend", "cpu", "-q")
+    shown = capsys.readouterr().err
+    assert ("[INFO]" in shown, "[WARN]" in shown) == (False, True)
+    assert code == {"": 0, "fails": 7, "writes": 9}[meanwhile]
+    assert [path.name for path in place.iterdir()] == (
+        [] if meanwhile == "fails" else ["out.sqlite"]
+    )
+    if meanwhile == "writes":
+        assert Path("out.sqlite").read_bytes() == b"other"
+        assert uprof(command, MODEL, "-o", "out.sqlite", "--force") == 0
+        assert ".out.sqlite." not in capsys.readouterr().err
+    if meanwhile != "fails":
+        assert run_facts("out.sqlite")["target"] == str(MODEL)
