@@ -102,9 +102,12 @@ def test_launcher_saves_measurements_of_its_process(
     is_fork: bool, tmp_path: Path, spec: RunSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[object] = []
-    mstx = SimpleNamespace(
-        range_start=lambda text: calls.append(text) or len(calls), range_end=calls.append
-    )
+
+    def range_start(text: str) -> int:
+        calls.append(text)
+        return len(calls)
+
+    mstx = SimpleNamespace(range_start=range_start, range_end=calls.append)
     torch_npu: Any = SimpleNamespace(npu=SimpleNamespace(mstx=mstx))
     monkeypatch.setitem(sys.modules, "mstx", None)
     monkeypatch.setitem(sys.modules, "torch_npu", torch_npu)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import math
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import entry_points
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
@@ -31,6 +35,15 @@ pytest_plugins = ["pytester"]
 MODULE = "unified_prof.integrations.pytest_uprof"
 IS_INSTALLED = any(one.value == MODULE for one in entry_points(group="pytest11"))
 PLUGIN = () if IS_INSTALLED else ("-p", MODULE)
+AGAIN = """
+import os
+def again():
+    assert "UPROF_PYTEST_RUN" not in os.environ
+    with open("seen", "a+") as file:
+        file.write("x")
+    return os.path.getsize("seen") > 1
+"""
+MEASURE_AGAIN = verdicts.measure_again
 HEAVY = ("torch", "numpy", "sqlalchemy", "alembic", "rich", "msgspec", "click")
 
 ONE_STEP = """
@@ -468,6 +481,52 @@ def test_failing_repetition_fails(sessions: Sessions, monkeypatch: pytest.Monkey
     result = sessions.run("--uprof-save", "main")
     assert outcomes(result) == {"failed": 1}
     result.stdout.fnmatch_lines(["uprof: run 2 of 3 failed*", "hint: runs=1"])
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("uprof.run(lambda: None)", None),
+        (
+            "uprof.run(lambda: None)\n    assert not again()",
+            "code 1 and no measurement:*",
+        ),
+        ("again() or uprof.run(int)", "code 0 and measured nothing:*"),
+        ("uprof.run(int, name=str(again()))", "not measure step 'False'*"),
+    ],
+)
+def test_repeated_measurement_is_of_one_test_with_the_options_of_the_session(
+    body: str,
+    message: str | None,
+    sessions: Sessions,
+    pytester: pytest.Pytester,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    commands: list[list[str]] = []
+
+    def start(command: list[str], *, env: dict[str, str], **options: Any) -> object:
+        commands.append(command)
+        assert (command[0], options["cwd"]) == (sys.executable, pytester.path)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv(verdicts.ENVIRONMENT, env[verdicts.ENVIRONMENT])
+            done = pytester.runpytest_inprocess(*PLUGIN, "-p", "no:xdist", *command[3:])
+        return subprocess.CompletedProcess(command, done.ret, "\n".join(done.outlines))
+
+    monkeypatch.setattr(verdicts, "measure_again", MEASURE_AGAIN)
+    monkeypatch.setattr(
+        verdicts, "subprocess", SimpleNamespace(**{**vars(subprocess), "run": start})
+    )
+    sessions.write(f"{AGAIN}def test_other():\n    pass\ndef test_step(uprof):\n    {body}\n")
+    result = sessions.run("--uprof-save", "main", "--uprof-runs", "3", "--junitxml", "one.xml")
+    if message is not None:
+        assert outcomes(result) == {"failed": 1, "passed": 1}
+        result.stdout.fnmatch_lines([f"*{message}"])
+        return
+    assert outcomes(result) == {"passed": 2}
+    assert len(commands) == 2
+    assert len(sessions.settings) == 3
+    assert [entry.samples for entry in api.entries(str(sessions.path / api.DEFAULT_STORE))] == [30]
+    assert "uprof.iteration_ns" in (sessions.path / "one.xml").read_text(encoding="utf-8")
 
 
 def test_unusual_test_names_are_stored(sessions: Sessions, pytester: pytest.Pytester) -> None:

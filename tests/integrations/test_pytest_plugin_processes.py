@@ -150,19 +150,6 @@ def test_two_sessions_may_write_one_store(pytester: pytest.Pytester, run_pytest:
 
 
 @pytest.mark.slow
-def test_failing_run_in_a_process_is_reported(pytester: pytest.Pytester, run_pytest: Real) -> None:
-    pytester.makepyfile(
-        SLEEPS + "    assert 'UPROF_PYTEST_RUN' not in os.environ\n"
-        "    open('seen', 'a').write('x')\n"
-        "    assert open('seen').read() == 'x', 'only once'\n"
-    )
-    result = run_pytest("--uprof-save=main")
-    assert result.returncode == 1
-    assert "run 2 of 3 in a separate process ended with exit code 1" in result.stdout
-    assert "only once" in result.stdout
-
-
-@pytest.mark.slow
 def test_example_of_the_documentation_runs(pytester: pytest.Pytester, run_pytest: Real) -> None:
     text = (ROOT / "docs" / "ci.md").read_text(encoding="utf-8")
     example = text.partition("## In your tests, with pytest")[2].split("```python\n")[1]

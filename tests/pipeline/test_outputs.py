@@ -39,13 +39,17 @@ def test_unprofiled_rank_becomes_its_workload(
         "plain": 0o644,
     }.items():
         (place / name).touch(mode)
-    started: list[object] = []
-    monkeypatch.setattr(os, "execv", lambda *of: started.append(of))
+
+    def start(*of: object) -> None:
+        raise RuntimeError(*of)
+
+    monkeypatch.setattr(os, "execv", start)
     monkeypatch.setattr(subprocess, "_args_from_interpreter_flags", list)
-    exec_unprofiled(Workload(target, is_module, ("--epochs", "1")))  # returns only here
+    with pytest.raises(RuntimeError) as caught:
+        exec_unprofiled(Workload(target, is_module, ("--epochs", "1")))
     if command == ["train"]:
         command = [str(place / "train")]
-    assert started == [(command[0], [*command, "--epochs", "1"])]
+    assert caught.value.args == (command[0], [*command, "--epochs", "1"])
 
 
 def test_file_names_contain_the_rank() -> None:
