@@ -38,6 +38,7 @@ def test_attention_costs_softmax_and_scaling(tmp_path: Path, operations: tuple[s
     [
         ("/home/me/log.py(7): write", "around write at /home/me/log.py:7 before aten::operation3"),
         (None, "before aten::operation3"),
+        ("## loss ##", "before aten::operation3 in ## loss ##"),
     ],
 )
 @pytest.mark.parametrize("regular", [True, False])
@@ -54,7 +55,8 @@ def test_gaps_at_the_same_place_of_each_step_are_time_between_operations(
             for at in range(7):
                 if at == gap:
                     if frame is not None:
-                        run.call(start, start + 3 * MS, frame, kind=API_PYTHON)
+                        kind = API_PYTHON if ".py" in frame else API_MARK
+                        run.call(start, start + 3 * MS, frame, kind=kind)
                     start += 3 * MS
                 name = f"aten::operation{at}"
                 if at == gap and frame is None:
@@ -67,8 +69,9 @@ def test_gaps_at_the_same_place_of_each_step_are_time_between_operations(
         finding = found["time_between_operations"]
         assert saving_ns(finding) == pytest.approx(3 * MS, rel=0.02)
         assert f"mostly {place}; saves" in finding.text
-        name = "write before aten::operation3" if frame else place
-        line = "/home/me/log.py:7" if frame else None
+        is_function = frame is not None and ".py" in frame
+        name = "write before aten::operation3" if is_function else place
+        line = "/home/me/log.py:7" if is_function else None
         assert (finding.evidence[0]["name"], finding.evidence[0].get("line")) == (name, line)
 
 

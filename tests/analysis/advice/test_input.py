@@ -22,6 +22,8 @@ def write_fetches(path: Path, *, ahead: bool, frames: Sequence[tuple[str, int, i
     with FaultyRun(path) as run:
         for begin in run.steps(5, 10 * MS):
             run.call(begin, begin + 3 * MS, FETCH)
+            run.call(begin + US, begin + 2 * MS, f"inner {FETCH}")
+            run.call(begin + 5 * MS, begin + 5 * MS, FETCH)
             start = begin if ahead else begin + 3 * MS
             run.kernel(start + 2 * US, begin + 10 * MS, launched=begin + (0 if ahead else 3 * MS))
             for name, first, last in frames:
@@ -34,7 +36,9 @@ def test_idle_time_during_a_fetch_is_the_cost_of_the_input_wait(tmp_path: Path) 
     finding = findings_by_kind(write_fetches(tmp_path / "run.db", ahead=False))["input_wait"]
     assert saving_ns(finding) == 3 * MS
     assert finding.figures["wait_ns"] == 4 * 3 * MS  # the first step warms up
-    assert finding.evidence[0]["name"] == FETCH
+    # Without those inside others.
+    (only,) = finding.evidence
+    assert (only["name"], only["count"], only["total_ns"]) == (FETCH, 2 * 4, 4 * 3 * MS)
     assert finding.steps == (1, 2, 3, 4)
 
 

@@ -125,7 +125,8 @@ def _gaps(context: DeviceContext) -> Gaps:
         code = next(filter(user_frame, found), found[0] if found else "")
         place = f"{code_place(code)} " if FRAME.match(code) else ""
         operation = texts[number[at]].removeprefix("autograd::engine::evaluate_function: ")
-        spent_ns[f"{place}before {operation}"][step[at]] += end - begin
+        annotation = f" in {code}" if code and not place else ""
+        spent_ns[f"{place}before {operation}{annotation}"][step[at]] += end - begin
     # The last step may end before the operation after the gap.
     usual_ns = {place: np.sort(one)[min(1, len(one) - 1)] for place, one in spent_ns.items()}
     places = tuple(place for place, ns in usual_ns.items() if ns)

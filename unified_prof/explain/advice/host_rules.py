@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays import intervals
-from unified_prof.arrays.grouping import Ints
+from unified_prof.arrays.grouping import Ints, by_key
 from unified_prof.arrays.intervals import IntervalSet
 from unified_prof.explain.advice.device_context import (
     FRAME,
@@ -361,8 +361,8 @@ def input_wait(context: DeviceContext) -> Iterator[Cause]:
     if share < least and (longest <= LONG_WAIT_NS or share < WARN_SHARE):
         return
     subject = "the program" if context.device is None else "the device"
-    ranges = _input_ranges(context)
-    in_process = any(names.LOADS_IN_PROCESS(str(row["name"])) for row in ranges)
+    texts, number = framework.names(context.ranges(names.FETCHES_INPUT))
+    in_process = any(names.LOADS_IN_PROCESS(texts[one]) for one in np.unique(number).tolist())
     workers = "load batches in worker processes" if in_process else "use more workers"
     yield context.finding(
         cost,
@@ -379,7 +379,7 @@ def input_wait(context: DeviceContext) -> Iterator[Cause]:
             "longest_wait_ns": longest,
             "waits": len(waits),
         },
-        evidence=ranges,
+        evidence=_input_ranges(context),
     )
 
 
@@ -400,10 +400,16 @@ def _loading_code(context: DeviceContext) -> str:
 
 
 def _input_ranges(context: DeviceContext) -> list[Evidence]:
-    """Return the ranges that fetch input, by name."""
+    """Return the ranges that fetch input, by name, without those in others of them."""
     framework = context.recording.framework
     assert framework is not None
     ranges = context.ranges(names.FETCHES_INPUT)
+    outermost = np.ones(len(ranges), bool)
+    for _, rows in by_key(framework.thread[ranges]):
+        rows = rows[np.argsort(framework.start_ns[ranges[rows]], kind="stable")]
+        end_ns = framework.end_ns[ranges[rows]]
+        outermost[rows[1:]] = end_ns[1:] > np.maximum.accumulate(end_ns)[:-1]
+    ranges = ranges[outermost]
     start = framework.start_ns[ranges]
     length = framework.end_ns[ranges] - start
     texts, number = framework.names(ranges)
