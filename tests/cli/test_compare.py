@@ -213,12 +213,6 @@ def test_gate_and_diff_warn_if_devices_differ(base: Path, tmp_path: Path) -> Non
     assert not uprof("gate", base, other, "--quiet").stderr
 
 
-def test_reports_of_different_kinds_are_refused(base: Path) -> None:
-    result = uprof("diff", base / "run_time.sqlite", base / "memory.sqlite")
-    assert error(result).exit_code == 2
-    assert "different families" in str(error(result))
-
-
 def test_several_reports_per_side_are_pooled(base: Path, slower: Path, same: Path) -> None:
     document = json.loads(uprof("diff", base, "--base", same, slower, "--json").stdout)
     assert document["changes"][0]["comparison"]["base_count"] == 2 * ITERATIONS

@@ -123,13 +123,6 @@ def test_change_without_effect_is_refused(
     assert "expected NAME=K with K above 0, for example aten::mm=2" in message
 
 
-def test_report_needs_a_timeline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = builders.run_time_report(tmp_path / "run_time.sqlite")
-    assert f"no timeline in {path}: dependencies" in run(capsys, str(path), code=2)
-    other = builders.memory_report(tmp_path / "memory.sqlite")
-    assert f"no timeline in {path}, {other}: dependencies" in run(capsys, str(tmp_path), code=2)
-
-
 def test_empty_recording_is_refused(tmp_path: Path) -> None:
     with builders.Device(tmp_path / "a.db") as device:
         device.row("NPU_INFO", id=0, name="Ascend910B")

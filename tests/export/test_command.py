@@ -63,16 +63,6 @@ def test_chips_with_the_python_export_of_msprof_have_its_layout(
     assert names == ["add_1", name]
 
 
-def test_unwritten_msprof_files_are_reported(database: DatabaseBuilder, tmp_path: Path) -> None:
-    with database:
-        database.op(0, 10)
-        database.writer.write("HCCS", {"deviceId": [0], "timestampNs": [5]})
-    exported = export(database.path, tmp_path / "files")
-    reasons = {one.deliverable: one.why for one in exported.left_out}
-    assert reasons["hccs"] == "uprof does not write it; its rows are in table HCCS"
-    assert "nic" not in reasons
-
-
 @pytest.mark.parametrize(
     ("name", "cell"),
     [

@@ -106,15 +106,6 @@ def test_report_without_findings_explains_the_time(tmp_path: Path, gap_ns: int, 
     )
 
 
-def test_recording_without_data_for_any_rule_is_not_called_free_of_findings(tmp_path: Path) -> None:
-    """For example the trace of a schedule that began a new cycle before it was exported."""
-    with Device(tmp_path / "msprof_1.db"):
-        pass
-    shown = uprof("advise", tmp_path / "msprof_1.db").stdout
-    assert "nothing analyzed: no rule has the data it needs" in shown
-    assert "no findings" not in shown
-
-
 def test_time_of_a_tracked_run_is_that_of_one_iteration(tmp_path: Path) -> None:
     # Operations take 0.9 ms of each of ten iterations.
     run_time_report(

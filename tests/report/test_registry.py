@@ -2,11 +2,12 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests import processes
 from tests.analysis.builders import run_time_report
 from tests.cli.test_report import refused, uprof
 from unified_prof.report import formats
@@ -69,23 +70,13 @@ def test_command_line_precedes_the_variables(report: Path, monkeypatch: pytest.M
     assert report.with_name("o.md").read_text(encoding="utf-8").startswith("## ")
 
 
-def command(*arguments: str | Path) -> list[str]:
-    return [sys.executable, "-m", "unified_prof", *map(str, arguments)]
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 @pytest.mark.parametrize("form", formats.FORMAT_NAMES)
 def test_full_disk_behind_stdout_exits_with_code_9(report: Path, form: str) -> None:
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run(
-            command("report", report, "--format", form),
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            timeout=400,
-            check=False,
-        )
+        streams: dict[str, Any] = {"stdout": full, "stderr": subprocess.PIPE}
+        done = processes.uprof("report", report, "--format", form, capture_output=False, **streams)
     message = "stdout cannot be written: No space left on device [uprof:stdout]"
     assert (done.returncode, done.stderr) == (9, f"uprof: error: {message}\n")
 
@@ -95,14 +86,8 @@ def test_closed_pipe_is_no_error(report: Path) -> None:
     read, write = os.pipe()
     os.close(read)
     try:
-        done = subprocess.run(
-            command("report", report),
-            stdout=write,
-            stderr=subprocess.PIPE,
-            text=True,
-            timeout=400,
-            check=False,
-        )
+        streams: dict[str, Any] = {"stdout": write, "stderr": subprocess.PIPE}
+        done = processes.uprof("report", report, capture_output=False, **streams)
     finally:
         os.close(write)
     assert (done.returncode, done.stderr) == (141, "")
@@ -112,11 +97,7 @@ def test_closed_pipe_is_no_error(report: Path) -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_unwritable_stderr_does_not_fail_the_command(report: Path) -> None:
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run(
-            command("report", report, "-o", report.with_name("o.json")),
-            stderr=full,
-            timeout=400,
-            check=False,
-        )
+        words = ("report", report, "-o", report.with_name("o.json"))
+        done = processes.uprof(*words, capture_output=False, stderr=full)
     assert done.returncode == 0
     assert report.with_name("o.json").exists()

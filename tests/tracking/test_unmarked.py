@@ -89,28 +89,38 @@ Decoder().generate(torch.zeros(1, 1, dtype=torch.long), 20)
     assert "linear" in names(tracked)
 
 
-def test_iteration_contains_all_modules_called_in_turn(workload: Workload) -> None:
-    tracked = workload.track(NET + """
+@pytest.mark.parametrize(
+    ("loop", "repeated"),
+    [
+        ("""
 encoder, decoder = Net(), Net()
 with torch.no_grad():
     for _ in range(14):
         decoder(encoder(torch.ones(4, 8)))
-""", iterations=3)  # fmt: skip
-    assert tracked.complete
-    assert names(tracked) == ["linear", "relu"] * 2
-
-
-def test_iteration_contains_all_backward_passes_in_turn(workload: Workload) -> None:
-    tracked = workload.track(NET + """
+""", 2),
+        ("""
 net = Net()
 for _ in range(12):
     x = torch.ones(4, 8, requires_grad=True)
     loss = net(x).sum()
     torch.autograd.grad(loss, x, retain_graph=True)
     loss.backward()
-""", iterations=3)  # fmt: skip
+""", 1),
+        ("""
+import unified_prof
+net = Net()
+for _ in range(12):
+    for _ in range(3):
+        net(torch.ones(4, 8)).sum().backward()
+    unified_prof.step()
+""", 3),
+    ],
+    ids=["modules in turn", "backward passes in turn", "step marks take precedence"],
+)  # fmt: skip
+def test_iteration_contains_all_calls(workload: Workload, loop: str, repeated: int) -> None:
+    tracked = workload.track(NET + loop, iterations=3)
     assert tracked.complete
-    assert names(tracked) == ["linear", "relu"]
+    assert names(tracked) == ["linear", "relu"] * repeated
     assert all(record.matched for record in tracked.iterations)
 
 
@@ -165,19 +175,6 @@ def test_optimizer_that_never_steps_is_not_awaited_forever(workload: Workload) -
     assert tracked.complete
     assert tracked.facts["iterations_end_with"] == "backward passes"
     assert len(tracked.iterations) == 3
-
-
-def test_step_marks_take_precedence(workload: Workload) -> None:
-    tracked = workload.track(NET + """
-import unified_prof
-net = Net()
-for _ in range(12):
-    for _ in range(3):
-        net(torch.ones(4, 8)).sum().backward()
-    unified_prof.step()
-""", iterations=3)  # fmt: skip
-    assert tracked.complete
-    assert names(tracked) == ["linear", "relu"] * 3
 
 
 def test_own_hierarchy_is_kept(workload: Workload, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ import shutil
 import struct
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -84,14 +85,26 @@ def test_truncated_file_keeps_its_complete_records(name: str, tmp_path: Path) ->
     assert all(len(sink.rows.get(table, ())) <= len(rows) for table, rows in before.items())
 
 
-def test_invalid_records_are_counted(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("before", "after", "fields", "anomaly", "count"),
+    [
+        (tlv(1, b"short") + record(9, bytes(60)), b"", (), "damaged_record", 2),
+        # The length is beyond the file: no memory is allocated.
+        (b"", struct.pack("<HI", 1, 0xFFFFFFFF) + b"x", (), "cut_off", 1),
+        (b"", b"", [(7, b"")] * 5_000, "damaged_record", 1),
+    ],
+    ids=["invalid", "too long", "too many fields"],
+)
+def test_other_records_are_counted(
+    tmp_path: Path, before: bytes, after: bytes, fields: Any, anomaly: str, count: int
+) -> None:
     framework = Framework()
-    framework.put("torch.op_range", tlv(1, b"short"))
-    framework.put("torch.op_range", record(9, bytes(60)))
-    framework.operator("aten::mm", 1, 2)
+    framework.put("torch.op_range", before)
+    framework.operator("aten::mm", 1, 2, fields=fields)
+    framework.put("torch.op_range", after)
     sink = decode(framework.write(tmp_path))
     assert sink.table("PYTORCH_API", "name") == ["aten::mm"]
-    assert sink.anomalies["damaged_record"].cases == 2
+    assert sink.anomalies[anomaly].cases == count
 
 
 def test_hole_of_a_terabyte_is_skipped(tmp_path: Path) -> None:
@@ -127,15 +140,6 @@ def test_unknown_marks_tags_and_kinds_are_counted(tmp_path: Path) -> None:
     assert sink.anomalies["damaged_record"].cases == 3
 
 
-def test_length_beyond_the_file_allocates_no_memory(tmp_path: Path) -> None:
-    framework = Framework()
-    framework.operator("aten::mm", 1, 2)
-    framework.put("torch.op_range", struct.pack("<HI", 1, 0xFFFFFFFF) + b"x")
-    sink = decode(framework.write(tmp_path))
-    assert sink.table("PYTORCH_API", "name") == ["aten::mm"]
-    assert sink.anomalies["cut_off"].cases == 1
-
-
 def test_records_longer_than_a_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "_PIECE_BYTES", 64)
     monkeypatch.setattr(records, "_MAX_RECORD_BYTES", 4_000)
@@ -146,14 +150,6 @@ def test_records_longer_than_a_block(tmp_path: Path, monkeypatch: pytest.MonkeyP
     sink = decode(framework.write(tmp_path))
     assert sink.table("PYTORCH_API", "name") == ["a" * 3_000, "c"]
     assert sink.anomalies["oversized_record"].cases == 1
-
-
-def test_excessive_fields_are_counted_as_damage(tmp_path: Path) -> None:
-    framework = Framework()
-    framework.operator("aten::mm", 1, 2, fields=[(7, b"")] * 5_000)
-    sink = decode(framework.write(tmp_path))
-    assert sink.table("PYTORCH_API", "name") == ["aten::mm"]
-    assert sink.anomalies["damaged_record"].cases == 1
 
 
 def test_deep_nesting_is_decoded(tmp_path: Path) -> None:
