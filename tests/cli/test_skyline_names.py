@@ -86,3 +86,23 @@ def test_report_of_a_run_moves_to_its_name(
         assert ".out.sqlite." not in capsys.readouterr().err
     if meanwhile != "fails":
         assert run_facts("out.sqlite")["target"] == str(MODEL)
+
+
+@pytest.mark.parametrize(("rank", "is_line", "has_figures"), [("", 0, 1), ("0", 1, 1), ("1", 1, 0)])
+def test_each_rank_prints_its_files_and_the_first_its_figures(
+    rank: str,
+    is_line: bool,
+    has_figures: bool,
+    place: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name, value in {"RANK": rank, "WORLD_SIZE": "2"}.items() if rank else ():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(
+        run, "make_backend", lambda *_, **__: FakeBackend(Capture(0, tracked_run()))
+    )
+    assert uprof("run", "-o", "out", "--backend", "cpu", MODEL) == 0
+    shown = capsys.readouterr().err
+    assert (f"uprof: rank {rank} of 2 on " in shown) == is_line
+    assert ("next  uprof report --by line out" in shown) == has_figures

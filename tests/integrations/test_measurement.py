@@ -83,26 +83,17 @@ def test_forked_process_does_not_end_the_measurement(
     assert recorder.calls[-1] == "ended"
 
 
-def test_measurement_of_a_failed_loop_is_ended_by_the_next_loop(recorder: Recorder) -> None:
+def test_new_loop_ends_the_measurement_of_the_previous_one(recorder: Recorder) -> None:
     loops = object(), object()
     first, same_loop, second = Measurement("1"), Measurement("2"), Measurement("3")
     first.begin(loops[0])
     same_loop.begin(loops[0])
     assert first.is_under_way, "the profile itself refuses a second one in the same loop"
-    same_loop.end()
     second.begin(loops[1])
-    assert second.is_under_way
+    assert [one.is_under_way for one in (first, same_loop, second)] == [True, False, True]
+    assert "another one started" in str(recorder.calls[2])
     second.end()
-
-
-def test_new_loop_ends_the_measurement_of_the_previous_one(recorder: Recorder) -> None:
-    loops = object(), object()
-    first, second = Measurement("1"), Measurement("2")
-    first.begin(loops[0])
-    second.begin(loops[1])
-    assert (first.is_under_way, second.is_under_way) == (False, True)
-    assert "another one started" in str(recorder.calls[1])
-    second.end()
+    first.end()
 
 
 def _begin_and_end(measured: Measurement) -> None:
@@ -263,21 +254,12 @@ def test_watched_training_has_the_steps_of_its_trainer(tmp_path: Path) -> None:
     assert f"see uprof report {tmp_path / 'out'}" in measured.summary()
 
 
-@pytest.mark.skipif(
-    any(importlib.util.find_spec(one) for one in ("lightning", "pytorch_lightning")),
-    reason="lightning is installed",
-)
-def test_missing_lightning_has_an_install_hint() -> None:
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'unified-prof\[lightning\]'"):
-        importlib.import_module("unified_prof.integrations.lightning")
-
-
-@pytest.mark.skipif(
-    bool(importlib.util.find_spec("transformers")), reason="transformers is installed"
-)
-def test_missing_transformers_has_an_install_hint() -> None:
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'unified-prof\[transformers\]'"):
-        importlib.import_module("unified_prof.integrations.transformers")
+@pytest.mark.parametrize("name", ["lightning", "transformers"])
+def test_missing_trainer_has_an_install_hint(name: str) -> None:
+    if importlib.util.find_spec(name) or importlib.util.find_spec(f"pytorch_{name}"):
+        pytest.skip(f"{name} is installed")
+    with pytest.raises(ModuleNotFoundError, match=rf"pip install 'unified-prof\[{name}\]'"):
+        importlib.import_module(f"unified_prof.integrations.{name}")
 
 
 def test_other_lightning_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,14 +1,18 @@
 """A run that steps in turn with another one, and the counts of its operators."""
 
+import json
 import os
 import signal
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 import torch
 
-from unified_prof.base.run_spec import Turns
+from tests.tracking.workloads import make_spec
+from unified_prof.base.run_spec import MEMORY, RUN_TIME, TURNS_VARIABLE, Turns
 from unified_prof.tracking import lockstep
 from unified_prof.tracking.lockstep import TurnTaker
 
@@ -108,3 +112,24 @@ def test_operator_counts_are_those_every_iteration_has(monkeypatch: pytest.Monke
         "counted synchronizations": "1",
         "counts that vary": "aten-calls, bytes",
     }
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_gate_decides_what_a_run_measures(
+    is_first: bool, gate: Gate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = asdict(gate.turns) | {"is_first": is_first}
+    files = [values[name] for name in ("read", "write", "lifeline")]
+    for one in files:
+        os.set_inheritable(one, True)
+    monkeypatch.setenv(TURNS_VARIABLE, json.dumps(values))
+    turns = Turns.of_environment()
+    assert turns is not None
+    assert (asdict(turns), Turns.of_environment()) == (values, None)
+    assert not any(map(os.get_inheritable, files))
+    both = make_spec(tmp_path, reports=(RUN_TIME, MEMORY))
+    applied = turns.applied_to(both)
+    assert applied.reports == ((RUN_TIME, MEMORY) if is_first else (RUN_TIME,))
+    assert (applied.stop_after, applied.turns) == (True, turns)
+    without = replace(both, reports=(MEMORY,))
+    assert turns.applied_to(without) is without
