@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -135,14 +136,21 @@ def attention(path: Path, *kernels: tuple[str, int], layers: int = 12) -> Path:
     return path
 
 
-BMM = ("aten::bmm", 20)
-PIECES = (BMM, ("aten::mul", 5), ("aten::add", 5), ("aten::_softmax", 10), BMM)
+KINDS = {"m": "aten::bmm", "s": "aten::_softmax", ".": "aten::mul", "t": "aten::topk"}
 
 
-def test_unfused_attention_costs_the_kernels_between_its_matmuls(tmp_path: Path) -> None:
-    finding = findings_by_kind(attention(tmp_path / "run.db", *PIECES))["unfused_attention"]
-    assert saving_ns(finding) == 12 * 20 * US
-    assert finding.figures["patterns"] == 12
+@pytest.mark.parametrize("seed", range(6))
+def test_unfused_attention_costs_the_kernels_between_its_matmuls(tmp_path: Path, seed: int) -> None:
+    kernels, between, patterns = "".join(Random(seed).choices("mms....t", k=70)), set[int](), 0
+    path = attention(tmp_path / "run.db", *[(KINDS[kind], 10) for kind in kernels], layers=1)
+    for at in (place for place, kind in enumerate(f"{kernels}m") if kind == "s"):
+        first, last = kernels.rfind("m", 0, at), f"{kernels}m".find("m", at)
+        is_near = first >= 0 and max(at - first, last - at) <= 5
+        if is_near and "t" not in kernels[first:last]:
+            patterns, between = patterns + 1, between | {*range(first + 1, last)}
+    finding = findings_by_kind(path)["unfused_attention"]
+    assert saving_ns(finding) == len(between) * 10 * US
+    assert finding.figures["patterns"] == patterns
 
 
 def test_fused_attention_is_no_finding(tmp_path: Path) -> None:
