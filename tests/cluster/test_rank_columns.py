@@ -1,7 +1,9 @@
-"""Columns of partials, compared with counting every nanosecond and every operation."""
+"""Columns of partials and small runs, compared with counting every nanosecond and operation."""
 
 from collections import Counter, defaultdict
-from itertools import pairwise
+from itertools import combinations, pairwise
+from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,9 +13,20 @@ from hypothesis import strategies as st
 from unified_prof.arrays import intervals
 from unified_prof.arrays.grouping import Ints
 from unified_prof.cluster import rank_communication as columns_of
+from unified_prof.cluster.clocks import align_clocks
+from unified_prof.cluster.matching import match_collectives, match_sequences
 from unified_prof.cluster.rank_communication import CoveredTime
-from unified_prof.cluster.rank_partial import MarkFigures, figures_of, named_columns
+from unified_prof.cluster.rank_partial import (
+    MarkFigures,
+    Partial,
+    RankFacts,
+    RankGroup,
+    empty_columns,
+    figures_of,
+    named_columns,
+)
 from unified_prof.cluster.sequences import sequences_of
+from unified_prof.cluster.waits import add_up, compute_waits, key_sums, sums_in_memory
 
 Spans = list[tuple[int, int]]  # Starts and ends, ns.
 spans = st.lists(
@@ -147,3 +160,114 @@ def test_sequences(rows: list[tuple[int, int, int]]) -> None:
         assert one.columns["length"][low:high].tolist() == [3] * len(own)
         assert one.only([place]).columns["op"].tolist() == own
     assert not members
+
+
+KINDS = ("all_reduce", "all_gather", "send", "receive")
+
+
+class SmallRun:
+    """A random run of four ranks, of which each has its clock, and all its communication."""
+
+    def __init__(self, seed: int) -> None:
+        random, self.ranks = Random(seed), (0, 2, 3, 5)
+        self.clock = {rank: random.randrange(-500, 500) for rank in self.ranks}
+        # Rank 9 was not recorded; two communicators have the same ranks.
+        groups = [(0, 2), (0, 2), (2, 3, 9), (3, 5), (0, 2, 3, 5)]
+        groups = random.sample(groups, random.choice((2, 3, 5)))
+        # Step, bytes, kind, and start and end of each member, in true time.
+        self.events: list[tuple[int, int, str, dict[int, tuple[int, int]]]] = []
+        self.places: list[dict[int, int]] = []  # of each event: row of each member
+        rows: dict[int, list[list[int]]] = {rank: [] for rank in self.ranks}
+        at = 1000
+        for step in (0, 0, 0, 0, 1, 1, 2, 2, 2):
+            at += 100
+            number = random.randrange(len(groups))
+            members = [rank for rank in groups[number] if rank != 9]
+            kind, size = random.choice(("all_reduce", "all_gather", "send")), random.choice((8, 64))
+            ends = members
+            if kind == "send":
+                ends = members = random.sample(members, 2)
+            starts = {rank: at + random.randrange(40) for rank in members}
+            end = max(starts.values()) + random.randrange(1, 20)
+            self.events.append((step, size, kind, {one: (starts[one], end) for one in members}))
+            self.places.append({rank: len(rows[rank]) for rank in members})
+            for rank in members:
+                name, peer = kind, -1
+                if kind == "send":
+                    name = "send" if rank == ends[0] else "receive"
+                    peer = ends[1] if rank == ends[0] else ends[0]
+                times = starts[rank] + self.clock[rank], end + self.clock[rank]
+                known = [one for one, ranks in enumerate(groups) if rank in ranks]
+                row = [known.index(number), KINDS.index(name), 0, *times, size, peer, -1, step, 0]
+                rows[rank].append(row)
+        self.partials = [self.partial(rank, rows[rank], groups) for rank in self.ranks]
+
+    @staticmethod
+    def partial(rank: int, rows: list[list[int]], groups: list[tuple[int, ...]]) -> Partial:
+        table = named_columns("communication", *np.array(rows, np.int64).reshape(-1, 10).T)
+        table["seq"] = columns_of.sequence_numbers(table, [*KINDS])
+        own = [
+            RankGroup(f"pg{number}", "other", "", ranks, len(ranks))
+            for number, ranks in enumerate(groups)
+            if rank in ranks
+        ]
+        empty: dict[str, Any] = {
+            part: empty_columns(part) for part in ("marks", "steps", "kernels", "links")
+        }
+        return Partial(RankFacts(rank), tuple(own), KINDS, (), ("",), table, **empty)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_matches_waits_and_clocks_of_small_runs(seed: int) -> None:
+    run = SmallRun(seed)
+    matched = match_collectives(run.partials)
+    waits, rows, events = compute_waits(matched), matched.rows, matched.events
+    expected = {frozenset(one.items()): event for event, one in enumerate(run.places)}
+    caused = {rank: [0, 0] for rank in run.ranks}
+    waited = Counter[tuple[int, int]]()
+    for number in range(len(events)):
+        of_event = range(events.first[number], events.first[number] + events.members[number])
+        places = [(matched.ranks[rows.rank[row]], int(rows.op[row])) for row in of_event]
+        step, size, kind, times = run.events[expected.pop(frozenset(places))]
+        ranks = [rank for rank, _ in places]
+        assert ranks == sorted(times)
+        lengths = [times[rank][1] - times[rank][0] for rank in ranks]
+        of_group = matched.groups[events.group[number]].ranks
+        is_complete = kind == "send" or 9 not in of_group
+        assert (events.step[number], events.bytes[number]) == (step, size)
+        assert bool(events.complete[number]) == is_complete
+        assert (events.src[number] >= 0) == (kind == "send")
+        last = ranks[lengths.index(min(lengths))]
+        assert matched.ranks[rows.rank[waits.last[number]]] == last
+        assert waits.least[number] == waits.transfer[number] == min(lengths)
+        each = [length - min(lengths) if len(ranks) > 1 else -1 for length in lengths]
+        assert [waits.wait[row] for row in of_event] == each
+        if len(ranks) > 1:
+            waited.update({(step, rank): one for rank, one in zip(ranks, each, strict=True)})
+            if is_complete:
+                caused[last][0] += sum(each)
+                caused[last][1] += 1
+    assert not expected
+    sums = sums_in_memory(matched, waits)
+    assert sums.caused.T.tolist() == [caused[rank] for rank in run.ranks]
+    assert {
+        (step, matched.ranks[index]): figures[0] for (step, index), figures in sums.waits.items()
+    } == waited
+    found = match_sequences(run.partials)
+    whole = add_up(found, key_sums(found))
+    assert whole.caused.tolist() == sums.caused.tolist()
+    assert whole.waits == sums.waits
+    assert sorted(whole.collectives) == sorted(sums.collectives)
+    # Ranks with common events, also through others, have a common clock.
+    islands = {rank: {rank} for rank in run.ranks}
+    for *_, times in run.events:
+        joined = set().union(*(islands[rank] for rank in times))
+        islands |= dict.fromkeys(joined, joined)
+    clocks = align_clocks(matched)
+    for one, other in combinations(range(len(run.ranks)), 2):
+        pair = run.ranks[one], run.ranks[other]
+        is_common = pair[1] in islands[pair[0]]
+        assert (clocks.island[one] == clocks.island[other]) == is_common
+        if is_common:
+            apart = clocks.offset[one] - clocks.offset[other]
+            assert apart == run.clock[pair[1]] - run.clock[pair[0]]

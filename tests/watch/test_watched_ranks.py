@@ -36,6 +36,7 @@ def examine(place: str | Path) -> tuple[list[tuple[str, tuple[int, ...], int, st
     """Return kind, ranks, first step and text of each finding, and the coverage."""
     with open_watched(str(place)) as overview:
         assert overview is not None
+        assert overview.is_watched
         found = overview.run.findings
         return [(o.kind, o.ranks, o.steps[0], o.text) for o in found], overview.coverage
 

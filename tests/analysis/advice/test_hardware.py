@@ -66,6 +66,7 @@ def test_size_that_does_not_fit_tensor_cores_is_reported(tmp_path: Path) -> None
         "inefficient_operation"
     ]
     assert whole.figures["misaligned"] == 0
+    assert "layout (channels_last)" in whole.advice
 
 
 def test_fp32_matmul_costs_the_time_above_bf16(tmp_path: Path) -> None:
