@@ -1,17 +1,22 @@
 """Skyline reports become breakdowns; missing values stay unknown."""
 
 import sqlite3
+from collections import defaultdict
 from contextlib import closing
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from tests.analysis.builders import memory_report, run_time_report
 from tests.records import tracked_run
 from unified_prof.errors import UsageError
+from unified_prof.explain import skyline
 from unified_prof.explain.api import open_analyses
 from unified_prof.recording.model import Breakdown, Row, Summary
 from unified_prof.sqlite import skyline_writer
+
+MS = 1_000_000
 
 
 def summary_of(path: Path) -> Summary:
@@ -44,12 +49,39 @@ def test_frames_are_ordered_by_number_not_by_row(tmp_path: Path) -> None:
         assert "model.py:30" not in by_name(breakdown_of(path, "line"))
 
 
-def test_operation_without_frames_counts_as_no_source_line(tmp_path: Path) -> None:
-    path = run_time_report(
-        tmp_path / "r.sqlite", [("a", 1.0, None, [("f.py", 1)]), ("b", 2.0, None, [])]
-    )
-    rows = by_name(breakdown_of(path, "line"))
-    assert rows["(no source line)"].total_ns == 2_000_000
+@pytest.mark.parametrize("seed", range(4))
+def test_trees_sum_the_operations_below_each_node(tmp_path: Path, seed: int) -> None:
+    random = Random(seed)
+    frames = [(f"{name}.py", line) for name in "ab" for line in (1, 2)]
+    operations, modules = [], []
+    for _ in range(30):
+        stack = random.choices(frames, k=random.randrange(3))
+        forward, backward = random.randrange(1, 5), random.choice((None, 1, 2))
+        operations.append((random.choice("xyz"), forward, backward, stack))
+        modules.append(random.choice((None, ("", "N"), ("m", "M"), ("m.n", "M"), ("k", "K"))))
+    path = run_time_report(tmp_path / "r.sqlite", operations, modules=modules)
+    expected = defaultdict[tuple[str, ...], list[int]](lambda: [0] * 4)
+    for (name, forward, backward, stack), module in zip(operations, modules, strict=True):
+        inside = [f"{file}:{line}" for file, line in stack[::-1]] or ["(no source line)"]
+        parts = ["(outside any module)"]
+        if module is not None:
+            parts = module[0].split(".") if module[0] else ["(root)"]
+        for kind, place in (("line", inside), ("module", parts), ("operation", [])):
+            for depth in range(len(place) + 2):
+                sums = expected[(kind, *[*place, name][:depth])]
+                values = (forward + (backward or 0)) * MS, forward * MS, (backward or 0) * MS, 1
+                sums[:] = [one + more for one, more in zip(sums, values, strict=True)]
+    with open_analyses(path) as (analysis,):
+        trees = skyline.trees(analysis)
+    found: dict[tuple[str, ...], list[int]] = {}
+    for tree in trees:
+        paths: list[tuple[str, ...]] = []
+        for node in tree.nodes:
+            paths.append((*paths[node.parent], node.name) if node.parent >= 0 else (tree.kind,))
+            found[paths[-1]] = [*node.values[:3], node.count]
+    kinds = {tree.kind for tree in trees}
+    assert kinds >= {"line", "module"}
+    assert found == {path: sums for path, sums in expected.items() if path[0] in kinds}
 
 
 def test_iterations_are_steps(tmp_path: Path) -> None:
