@@ -110,7 +110,7 @@ def test_messages_go_to_stderr_stdout_is_the_workloads(capfd: pytest.CaptureFixt
     assert out == "said by the workload\n"
     for text in (
         "cpu: a processor",
-        "median 22.0 ms, p90 23.6 ms (n = 2)\n",
+        "median 22.0 ms, max 24.0 ms (n = 2)\n",
         "\nforward     9.00 ms  40.9 %",
         "peak 2.93 KiB",
         "net.py:11",

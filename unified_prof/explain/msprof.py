@@ -357,7 +357,9 @@ class MsprofAnalysis(Analysis):
             count=count,
             peak_bytes=counters.peak_memory(recording.source, recording.strings),
             iteration_ns=int(np.median(steps)) if steps else None,
-            iteration_p90_ns=int(np.percentile(steps, 90)) if len(steps) > 1 else None,
+            iteration_p90_ns=int(np.percentile(steps, 90, method="higher"))
+            if len(steps) > 1
+            else None,
             iterations=len(steps) or None,
         )
 

@@ -321,7 +321,9 @@ def _median_iteration(steps: list[Step]) -> dict[str, Any]:
         parts_ns = {part: parts_ns[part] for part in PARTS if part in parts_ns}
     return {
         "iteration_ns": total_ns,
-        "iteration_p90_ns": int(np.percentile([step.total_ns or 0 for step in known], 90))
+        "iteration_p90_ns": int(
+            np.percentile([step.total_ns or 0 for step in known], 90, method="higher")
+        )
         if len(known) > 1
         else None,
         "iteration_forward_ns": forward_ns,

@@ -362,7 +362,8 @@ class Totals:
     activation_bytes: int | None = None
     peak_bytes: int | None = None  # Peak memory.
     iteration_ns: int | None = None  # Median time of a measured iteration.
-    # 90th percentile of the measured iterations; None for one iteration.
+    # 90th percentile of the measured iterations, not interpolated: of up to ten, it is the maximum.
+    # None for one iteration.
     iteration_p90_ns: int | None = None
     # Mean of the middle one or two iterations, so that forward and backward add up to the median.
     iteration_forward_ns: int | None = None

@@ -325,7 +325,8 @@ def _step_line(
         if totals.iterations != 1:
             text = f"median {text}"
             if totals.iteration_p90_ns is not None:
-                text += f", p90 {names.format_duration(totals.iteration_p90_ns)}"
+                quantile = "max" if (totals.iterations or 0) <= _FEW_STEPS else "p90"
+                text += f", {quantile} {names.format_duration(totals.iteration_p90_ns)}"
             text += f" (n = {names.format_number(totals.iterations)})"
         if totals.iteration_ns and _NUMBER.fullmatch(facts.get("samples_per_iteration", "")):
             per_second = float(facts["samples_per_iteration"]) / totals.iteration_ns * 1e9
@@ -559,6 +560,7 @@ def _time_column(value_ns: int | None, whole_ns: int) -> str:
     return text if value_ns is None else f"{text} ({names.format_share(value_ns, whole_ns)})"
 
 
+_FEW_STEPS = 9  # The 90th percentile of so few steps is their maximum, and is named so.
 _MAX_FINDINGS = 3  # Number of findings shown above the figures of a report.
 
 
