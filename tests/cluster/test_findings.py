@@ -385,8 +385,9 @@ def test_slow_rank_among_experts_is_a_slow_rank() -> None:
     assert [(one.kind, one.ranks) for one in found] == [("slow_rank", (5,))]
 
 
-def test_load_that_moves_from_rank_to_rank_is_one_expert_imbalance() -> None:
-    plan = replace(MOE, moving=3.0, steps=8)
+@pytest.mark.parametrize("padded", [False, True])
+def test_load_that_moves_from_rank_to_rank_is_one_expert_imbalance(padded: bool) -> None:
+    plan = replace(MOE, moving=3.0, steps=8, padded=padded)
     found, run = findings_of(plan)
     assert [(one.kind, one.ranks) for one in found] == [("expert_imbalance", tuple(range(8)))]
     assert found[0].figures["load"] == pytest.approx(3 / (6 / 4), rel=0.07)

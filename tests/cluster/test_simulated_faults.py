@@ -65,6 +65,7 @@ FAULTS: dict[str, tuple[Any, ...]] = {
     "slow_rank": (Scenario(slow={5: 1.1}), "slow_rank", (5,), 0.1),
     "slow_rank_of_4": (Scenario(dp=1, pp=2, slow={1: 1.3}), "slow_rank", (1,), 0.1),
     "slow_rank_fsdp": (Scenario(scheme="fsdp", slow={5: 1.1}), "slow_rank", (5,), 0.1),
+    "slow_rank_hsdp": (Scenario(scheme="hsdp", slow={5: 1.3}), "slow_rank", (5,), 0.1),
     "nic_out": (
         replace(WIDE, nic={(1, "out"): 4}),
         *("slow_host_link", tuple(range(8, 16)), 0.1),

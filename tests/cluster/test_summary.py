@@ -197,26 +197,26 @@ def test_operations_beyond_the_limits_are_combined(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(
-    ("bubble_ms", "length_ms", "says"),
+    ("is_absent", "length_ms", "says"),
     [
+        (False, 100, "stands out ranks"),
         (
-            0,
+            True,
             100,
-            "stands out; exposed transfers take 20.0 % of the step on all ranks, most in all_",
+            "stands out among the recorded ranks; exposed communication takes 20.0 % of the step: "
+            "transfers, or waits for the missing rank 1",
         ),
-        (25, 100, "stands out; waits for other pipeline stages take 25.0 % of the step on all"),
-        (0, 300, "stands out ranks"),
+        (True, 300, "stands out ranks"),
     ],
 )
-def test_run_without_a_rank_at_fault_names_a_high_cost_of_all_ranks(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], bubble_ms: int, length_ms: int, says: str
+def test_run_without_findings_names_ranks_that_others_may_wait_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], is_absent: bool, length_ms: int, says: str
 ) -> None:
     folder = summaries.write_summary(tmp_path / "run.cluster")
     with closing(sqlite3.connect(folder / "cluster.sqlite")) as db, db:
         db.execute(f"UPDATE STEP_RANK SET end_ns = start_ns + {length_ms} * 1000000")
-        if bubble_ms:
-            waits = "bubble_ns = :ns, exposed_wait_ns = :ns, wait_ns = :ns"
-            db.execute(f"UPDATE STEP_RANK SET {waits}", {"ns": bubble_ms * 1_000_000})
+        if is_absent:
+            db.execute("UPDATE RANK SET status = 'absent' WHERE rank = 1")
     with pytest.raises(SystemExit):
         main(["cluster", "report", str(folder)])
     text = " ".join(capsys.readouterr().out.split())

@@ -34,6 +34,7 @@ from unified_prof.cluster.rule_context import (
     Candidate,
     RuleContext,
     cost_findings,
+    cost_shared,
     excess_segments,
     format_time,
     group_by_host,
@@ -42,6 +43,7 @@ from unified_prof.cluster.rule_context import (
     remove_excess,
     steps_text,
 )
+from unified_prof.cluster.shared_costs import shared_costs
 from unified_prof.cluster.slow_links import slow_links
 from unified_prof.recording.model import Finding
 
@@ -78,8 +80,8 @@ _MIN_TREND_STEPS = 5
 _MIN_TREND_CORRELATION = 0.9
 
 
-def find_all(context: RuleContext) -> list[Finding]:
-    """Return all findings, costliest first; a healthy run has none."""
+def find_all(context: RuleContext) -> tuple[list[Finding], list[Finding]]:
+    """Return the faults and the costs that all ranks share; a healthy run has no faults."""
     candidates = [candidate for rule in RULES for candidate in rule(context)]
     loaded = {
         rank
@@ -88,7 +90,9 @@ def find_all(context: RuleContext) -> list[Finding]:
         for rank in candidate.ranks
     }
     candidates = [one for one in candidates if not _is_due_to_load(context, one, loaded)]
-    return cost_findings(context, candidates)
+    faults = cost_findings(context, candidates)
+    fixed = ReplayChange.merge([one.change for one in candidates])
+    return faults, cost_shared(context, fixed, [*shared_costs(context, fixed)])
 
 
 def _is_due_to_load(context: RuleContext, candidate: Candidate, loaded: set[int]) -> bool:
@@ -410,8 +414,10 @@ def unequal_stages(context: RuleContext) -> Iterator[Candidate]:
         others = np.delete(per_stage, at)
         usual = float(np.median(others))
         members = np.flatnonzero(peers == stage).tolist()
-        # A stage of one rank may be a slow rank or have more work: these cannot be distinguished.
-        if len(members) < 2 or not usual or per_stage[at] < _MIN_STAGE_FACTOR * usual:
+        # A stage of one rank has more work if its kernels are not slower per call.
+        if len(members) < 2 and not context.signals.kernels.slowness[members[0]] < _MIN_SLOWNESS:
+            continue
+        if not usual or per_stage[at] < _MIN_STAGE_FACTOR * usual:
             continue
         if per_stage[at] < float(others.max()) * (1 + (_MIN_STAGE_FACTOR - 1) / 2):
             continue

@@ -52,6 +52,8 @@ _MIN_RANKS = 5
 _MIN_STEPS = 3  # Minimum number of compared steps to determine usual values.
 # Maximum share of one segment in excess idle time that is spread over a step.
 _MAX_LONGEST_SHARE = 0.5
+_MIN_PAUSE_SHARE = 0.1  # Minimum share of one interval in the excess idle time of a pause.
+_COMPARED_RANKS = 5  # Maximum number of ranks to compare a pause with.
 # A pause of all ranks is a step of this multiple of the median step, on this share of the ranks.
 _PAUSED_STEP_FACTOR = 1.5
 _PAUSED_RANKS = 0.75
@@ -87,6 +89,7 @@ def idle_devices(context: RuleContext) -> Iterator[Candidate]:
     if len(context.steps) < _MIN_STEPS:  # which of two steps is usual is unknown
         late = late & late.all(axis=1, keepdims=True)
     pauses: list[Candidate] = []
+    together: dict[str | None, dict[int, dict[int, float]]] = {}
     for rank in np.flatnonzero(late.any(axis=1)).tolist():
         places = np.flatnonzero(late[rank]).tolist()
         steps = tuple(signals.steps[at] for at in places)
@@ -95,10 +98,16 @@ def idle_devices(context: RuleContext) -> Iterator[Candidate]:
         spread = in_all and not context.on_hosts and _is_spread(context, rank)
         if rank not in launch_bound and spread:
             launch_bound[rank] = float(np.nansum(excess[rank])) / len(context.steps)
-        else:
-            pauses.append(_late_rank(context, rank, steps, late_ns))
+        elif in_all or _has_pause(context, rank, late_ns):
+            pauses.append(_late_ranks(context, steps, {rank: late_ns}))
+            if in_all:
+                together.setdefault(pauses[-1].figures["where"], {})[rank] = late_ns
     for ranks, host in group_by_host(context, [*launch_bound]):
         yield _slow_launches(context, ranks, host, launch_bound)
+    # Ranks that are late at one point of every step hide each other's cost: they are one finding.
+    for alike in (one for one in together.values() if len(one) > 1):
+        pauses = [one for one in pauses if one.ranks[0] not in alike]
+        yield _late_ranks(context, context.steps, alike)
     yield from _scattered_pauses(context, pauses) or pauses
 
 
@@ -136,6 +145,8 @@ def _idle_on_all_ranks(context: RuleContext) -> Iterator[Candidate]:
         return
     gap_ns = float(np.median(signals.gap))
     idle_ns = gap_ns * float(np.median(signals.launches)) / max(len(context.steps), 1)
+    if float(np.median(signals.median_gap)) <= _MIN_GAP_EXCESS * gap_ns:
+        return  # a few long pauses
     if gap_ns <= 2 * _USUAL_GAP_NS or idle_ns <= _MIN_IDLE_SHARE_OF_ALL * context.step_ns:
         return
     ranks = list(range(len(context.matched.ranks)))
@@ -288,12 +299,34 @@ def _is_spread(context: RuleContext, rank: int) -> bool:
     return sum(excess[: len(context.replay.steps)]) < _MAX_LONGEST_SHARE * sum(excess)
 
 
+def _has_pause(context: RuleContext, rank: int, idle_ns: Mapping[int, float]) -> bool:
+    """Return True if the longest interval explains excess idle time, which is given by step.
+
+    If late launches limit all ranks, the last one is idle before each of many collectives, and the
+    others wait in them: it need not be much later.
+    """
+    replay = context.replay_of([*idle_ns])
+    longest: list[dict[int, float]] = []
+    for one in (rank, *_elsewhere(context, rank)[:_COMPARED_RANKS]):
+        longest.append({})
+        for interval in replay.mark_intervals(one, idle=True):
+            longest[-1][interval.step] = max(interval.ns, longest[-1].get(interval.step, 0.0))
+    own, *others = longest
+    usual = {step: np.median([one.get(step, 0.0) for one in others] or [0.0]) for step in own}
+    known = own.keys() & idle_ns
+    shares = [(own[step] - usual[step]) / idle_ns[step] for step in known]
+    return not shares or float(np.median(shares)) >= _MIN_PAUSE_SHARE
+
+
 def _elsewhere(context: RuleContext, rank: int) -> list[int]:
-    """Return the ranks on other hosts with the role of a rank."""
+    """Return the ranks on other hosts with the role of a rank; all if no other rank has it."""
     peers, host = context.roles.peers, context.host(rank)
+    alike = peers == peers[rank]
+    if alike.sum() == 1 and not context.roles.by_stage:
+        alike[:] = True
     return [
         one
-        for one in np.flatnonzero(peers == peers[rank]).tolist()
+        for one in np.flatnonzero(alike).tolist()
         if one != rank and (host is None or context.host(one) != host)
     ]
 
@@ -358,26 +391,32 @@ def _idle_intervals(
     return cut
 
 
-def _late_rank(
-    context: RuleContext, rank: int, steps: tuple[int, ...], idle_ns: Mapping[int, float]
+def _late_ranks(
+    context: RuleContext, steps: tuple[int, ...], idle_ns: Mapping[int, Mapping[int, float]]
 ) -> Candidate:
-    late_ns = float(np.median([*idle_ns.values()]))
-    cut = _idle_intervals(context, rank, idle_ns)
+    """Return the candidate for excess idle time, which is given by rank and step."""
+    ranks = [*idle_ns]
+    late_ns = float(np.median([ns for by_step in idle_ns.values() for ns in by_step.values()]))
+    cut: dict[tuple[int, int], float] = {}
+    for rank, by_step in idle_ns.items():
+        cut |= _idle_intervals(context, rank, by_step)
     where = _location(context, max(cut, key=lambda at: cut[at])) if cut else None
-    cause = f"`uprof advise --rank {context.global_ranks([rank])[0]}` may name the cause"
+    cause = f"`uprof advise --rank {context.global_ranks(ranks)[0]}` may name the cause"
     if context.is_watched:
         where, cause = "in other Python code", "the cause is not recorded"
-    if not context.matched.facts[rank].loader_recorded:
+    if not context.matched.facts[ranks[0]].loader_recorded:
         cause = "a possible cause is late input (no data loader was recorded)"
-    when = steps_text(context, steps, " in every step")
+    who = f"{context.describe(ranks[0])}: its {context.device} is"
+    if len(ranks) > 1:
+        who = f"ranks {join_first(context.global_ranks(ranks))}: the {context.device} is"
     text = (
-        f"straggler: {context.describe(rank)}: its {context.device} is idle "
-        f"{format_time(late_ns)} longer than others{when}"
+        f"straggler: {who} idle {format_time(late_ns)} longer than others"
+        f"{steps_text(context, steps, ' in every step')}"
         f"{f', mostly {where}' if where else ''}, and other ranks wait for it; {cause}"
     )
     figures = {"late_ms": round(late_ns / NS_PER_MS, 4), "where": where}
     change = ReplayChange(interval_ns=cut)
-    return Candidate(LATE_RANK, [rank], steps, change, text, figures, bound_ns=late_ns)
+    return Candidate(LATE_RANK, ranks, steps, change, text, figures, bound_ns=late_ns)
 
 
 def _scattered_pauses(context: RuleContext, pauses: Sequence[Candidate]) -> list[Candidate]:

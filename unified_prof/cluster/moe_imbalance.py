@@ -110,19 +110,22 @@ def _moving_load(context: RuleContext, groups: Sequence[_Group]) -> Iterator[Can
     """Yield the groups in which one rank gets far more tokens, but not always the same."""
     found = []
     for group in groups:
-        sent = group.sent[:, _varies(group)]
-        highest = sent.max(axis=0) / np.maximum(sent.mean(axis=0), 1.0)
+        by_bytes, loads, _ = _load(group)
+        highest = loads.max(axis=0) / np.maximum(loads.mean(axis=0), 1.0)
         if highest.size and np.quantile(highest, 1 - _MIN_STEPS) >= _MIN_MOVING_LOAD:
-            found.append((group, float(np.median(highest))))
+            found.append((group, float(np.median(highest)), by_bytes))
     if not found:
         return
-    ranks = sorted({rank for group, _ in found for rank in group.members})
-    load = max(ratio for _, ratio in found)
+    ranks = sorted({rank for group, *_ in found for rank in group.members})
+    load = max(ratio for _, ratio, _ in found)
+    amount = f"get {load:.2f} times the mean number of tokens"
+    if not any(by_bytes for *_, by_bytes in found):
+        amount = f"take {load:.2f} times the mean kernel time (message sizes are equal)"
     text = (
-        f"expert imbalance: in most exchanges, the experts of one rank get {load:.2f} times the "
-        f"mean number of tokens; the rank changes (among {join_first(context.global_ranks(ranks))})"
+        f"expert imbalance: in most exchanges, the experts of one rank {amount}; the rank changes "
+        f"(among {join_first(context.global_ranks(ranks))})"
     )
-    change = _balanced(context, [group for group, _ in found], each=True)
+    change = _balanced(context, [group for group, *_ in found], each=True)
     figures = {"load": round(load, 4)}
     yield Candidate(EXPERT_IMBALANCE, ranks, context.steps, change, text, figures)
 
@@ -185,15 +188,11 @@ def _work_between(
 
 def _overloaded(context: RuleContext, group: _Group) -> Iterator[ExpertLoad]:
     """Yield the members that have more load than others in nearly every step."""
-    # All ranks send equally many tokens to experts: only what experts send back shows their load.
-    varies = _varies(group)
-    by_bytes = bool(np.isfinite(group.sent).all()) and bool(varies.any())
+    by_bytes, load, step = _load(group)
     with_experts = _have_experts(group)
     work = group.work[:, with_experts]
     total_work = work.sum(axis=1)
     work_ratio = total_work / total_work.mean() if total_work.sum() else np.ones(len(total_work))
-    chosen = varies if by_bytes else with_experts
-    load, step = group.sent[:, varies] if by_bytes else work, group.step[chosen]
     if not load.shape[1]:
         return
     share = load / np.maximum(load.mean(axis=0), 1.0)
@@ -210,6 +209,16 @@ def _overloaded(context: RuleContext, group: _Group) -> Iterator[ExpertLoad]:
         yield ExpertLoad(
             group.members[place], float(ratio[place]), by_bytes, float(work_ratio[place])
         )
+
+
+def _load(group: _Group) -> tuple[bool, Floats, Ints]:
+    """Return True if bytes show the load, the load of each member and exchange, and its steps."""
+    # All ranks send equally many tokens to experts: only what experts send back shows their load.
+    varies = _varies(group)
+    if np.isfinite(group.sent).all() and varies.any():
+        return True, group.sent[:, varies], group.step[varies]
+    with_experts = _have_experts(group)
+    return False, group.work[:, with_experts], group.step[with_experts]
 
 
 def _have_experts(group: _Group) -> Bools:

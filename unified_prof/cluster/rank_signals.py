@@ -255,6 +255,10 @@ def collect_signals(
     hosts = [facts.host for facts in matched.facts]
     kernels = kernel_ratios(matched, roles.peers, steps)
     everyone = np.zeros(len(matched.ranks), np.int64)
+    peers_idle_at = _by_column(idle_at, roles.peers)
+    if not roles.by_stage:  # a rank that also logs or validates is the only one with its role
+        of_all = _by_column(idle_at, everyone)
+        peers_idle_at = np.where(np.isnan(peers_idle_at), of_all, peers_idle_at)
     with np.errstate(divide="ignore", invalid="ignore"):
         slowness_at = np.log(work_at / _by_column(work_at, roles.peers))
     return RankSignals(
@@ -273,7 +277,7 @@ def collect_signals(
         input_at=input_at,
         peers_input_at=_by_column(input_at, everyone),
         idle_at=idle_at,
-        peers_idle_at=_by_column(idle_at, roles.peers),
+        peers_idle_at=peers_idle_at,
         length_at=length_at,
     )
 

@@ -69,6 +69,8 @@ _NO_CHANGE = ReplayChange()
 _NOTHING = np.empty(0, np.int64)
 # Maximum delay between two operations of a group if the second one was already enqueued, ns.
 _QUEUED_NS = 5_000
+# Minimum share of the operations of a queue that start when others end, for these to cause it.
+_MIN_CHAINED_SHARE = 0.75
 # Minimum idle time before an end that shows that the rank waited for that end, ns.
 _MIN_IDLE_NS = 10_000
 # Maximum time from an end to the next kernel of a rank that waited for it, if other kernels ran
@@ -226,7 +228,8 @@ def _queued(
     """Return for each start the previous event of its queue, and the delay after it.
 
     The collectives of a group of all kinds share one queue; its sends and its receives have
-    their own. An operation that starts right after another one was already enqueued. Other
+    their own. An operation that starts right after another one was already enqueued; so were those
+    of a queue that nearly always starts right after operations of other queues. Other
     operations start when their rank reaches them, or later: their delay is NO_VALUE. For marks that
     are not starts, both values are NO_VALUE.
     """
@@ -235,17 +238,30 @@ def _queued(
     op, is_end = marks["op"][of_event], marks["what"][of_event] == MARK_END
     kind = np.where(np.isin(ops["kind"][op], transfers), ops["kind"][op], NO_VALUE)
     queue = ops["group"][op] * (int(ops["kind"].max(initial=0)) + 2) + kind
+    all_ends = of_event[is_end]
     for one in np.unique(queue).tolist():
         starts, ends = (of_event[(queue == one) & (is_end == side)] for side in (False, True))
         if not len(ends):
             continue
-        place = np.searchsorted(marks["time"][ends], marks["time"][starts], side="right") - 1
-        other = ends[np.maximum(place, 0)]
-        follows = (place >= 0) & (marks["op"][other] != marks["op"][starts])
-        delay = (marks["time"][starts] - marks["time"][other])[follows]
+        other, delay = _end_before(marks, starts, ends)
+        follows = other >= 0
         behind[starts[follows]] = matched[other[follows]]
-        delays[starts[follows]] = np.where(delay <= _QUEUED_NS, delay, NO_VALUE)
+        delays[starts[follows]] = np.where(delay <= _QUEUED_NS, delay, NO_VALUE)[follows]
+        # With HSDP, the all-reduce of a shard starts when its reduce-scatter ends.
+        other, delay = _end_before(marks, starts, all_ends)
+        chained = (other >= 0) & (delay <= _QUEUED_NS)
+        if chained.sum() >= _MIN_CHAINED_SHARE * len(starts):
+            behind[starts[chained]] = matched[other[chained]]
+            delays[starts[chained]] = delay[chained]
     return behind, delays
+
+
+def _end_before(marks: Columns, starts: Ints, ends: Ints) -> tuple[Ints, Ints]:
+    """Return the last of `ends` before each start, NO_VALUE without one, and the time between."""
+    place = np.searchsorted(marks["time"][ends], marks["time"][starts], side="right") - 1
+    other = ends[np.maximum(place, 0)]
+    follows = (place >= 0) & (marks["op"][other] != marks["op"][starts])
+    return np.where(follows, other, NO_VALUE), marks["time"][starts] - marks["time"][other]
 
 
 class _Graph:
@@ -401,6 +417,18 @@ class Replay:
         """
         before, after = self._graph.ends_ns(), self._graph.ends_ns(change)
         return max(before[0] - after[0], max(before) - max(after))
+
+    def saved_ns(self, change: ReplayChange) -> Floats:
+        """Return the reduction of each rank's own time by a change, ns; waits are not included."""
+        result = np.zeros(len(self._timelines))
+        cuts: dict[int, dict[int, float]] = {}
+        for (rank, mark), ns in change.interval_ns.items():
+            cuts.setdefault(rank, {})[mark] = ns
+        for rank in change.ranks:
+            one = self._timelines[rank]
+            after_ns = one.own_ns(rank, change, cuts.get(rank, {})).sum()
+            result[rank] = float(one.own_ns(rank, _NO_CHANGE, {}).sum() - after_ns)
+        return result
 
     def mark_intervals(self, rank: int, *, idle: bool) -> list[MarkInterval]:
         """Return the intervals of a rank in order, with their idle time or kernel time."""

@@ -155,35 +155,65 @@ def cost_findings(context: RuleContext, candidates: Sequence[Candidate]) -> list
             gain_ns = together - context.replay.gain_ns(ReplayChange.merge(others))
             cost_ns = gain_ns / replayed * share
             condition = " once the other findings are fixed"
-        if cost_ns < needed:
-            continue
-        qualifier = "at most " if candidate.is_bound or not replayed else ""
-        if not qualifier and _has_incomplete_collectives(context, candidate.ranks):
-            qualifier = "at least "
-        figures, cost = candidate.figures, format_time(cost_ns)
-        if share < 1:
-            figures = figures | {"cost_ms_in_these_steps": cost_ns / share / NS_PER_MS}
-            in_these = format_time(cost_ns / share)
-            cost = f"{in_these} in each of these steps ({cost} per step on average)"
-        else:
-            cost += " per step" if context.has_steps() else " over the whole recording"
-        findings.append(
-            Finding(
-                candidate.kind,
-                candidate.global_ranks or context.global_ranks(candidate.ranks),
-                context.hosts(candidate.ranks),
-                candidate.links,
-                candidate.steps,
-                round(cost_ns / NS_PER_MS, 6),
-                f"{candidate.text}; costs {qualifier}{cost}{condition}",
-                {
-                    name: round(float(value), 6) if isinstance(value, float) else value
-                    for name, value in figures.items()
-                },
-            )
-        )
+        if cost_ns >= needed:
+            findings.append(_finding(context, candidate, cost_ns, share, bool(replayed), condition))
     return sorted(
         findings, key=lambda finding: (-finding.cost_ms_per_step, finding.kind, finding.ranks)
+    )
+
+
+def cost_shared(
+    context: RuleContext, fixed: ReplayChange, candidates: Sequence[Candidate]
+) -> list[Finding]:
+    """Return the candidates without a rank at fault that cost time as findings, costliest first.
+
+    Their costs are gains after all faults (`fixed`) and the candidates before them are fixed.
+    """
+    findings: list[Finding] = []
+    for candidate in candidates:
+        cost_ns = candidate.bound_ns
+        if candidate.change != ReplayChange():
+            both = ReplayChange.merge([fixed, candidate.change])
+            gain_ns = context.replay.gain_ns(both) - context.replay.gain_ns(fixed)
+            cost_ns = gain_ns / max(len(context.replay.steps), 1)
+            if cost_ns >= candidate.min_cost_ns:
+                fixed = both
+        if cost_ns >= candidate.min_cost_ns:
+            findings.append(_finding(context, candidate, cost_ns, 1.0, True, ""))
+    return sorted(findings, key=lambda finding: -finding.cost_ms_per_step)
+
+
+def _finding(
+    context: RuleContext,
+    candidate: Candidate,
+    cost_ns: float,
+    share: float,
+    is_replayed: bool,
+    condition: str,
+) -> Finding:
+    """Return a candidate as a finding; `share` is that of its steps."""
+    qualifier = "at most " if candidate.is_bound or not is_replayed else ""
+    if not qualifier and _has_incomplete_collectives(context, candidate.ranks):
+        qualifier = "at least "
+    figures, cost = candidate.figures, format_time(cost_ns)
+    if share < 1:
+        figures = figures | {"cost_ms_in_these_steps": cost_ns / share / NS_PER_MS}
+        in_these = format_time(cost_ns / share)
+        cost = f"{in_these} in each of these steps ({cost} per step on average)"
+    else:
+        cost += " per step" if context.has_steps() else " over the whole recording"
+    return Finding(
+        candidate.kind,
+        candidate.global_ranks or context.global_ranks(candidate.ranks),
+        context.hosts(candidate.ranks),
+        candidate.links,
+        candidate.steps,
+        round(cost_ns / NS_PER_MS, 6),
+        f"{candidate.text}; costs {qualifier}{cost}{condition}",
+        {
+            name: round(float(value), 6) if isinstance(value, float) else value
+            for name, value in figures.items()
+        },
     )
 
 

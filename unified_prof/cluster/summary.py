@@ -45,7 +45,10 @@ from unified_prof.recording.collectives import POINT_TO_POINT
 from unified_prof.recording.model import Finding
 
 # Operations that a member may leave before the others have arrived.
-_ONE_SIDED = (*POINT_TO_POINT, "broadcast", "scatter", "gather", "reduce")
+_ONE_SIDED = (
+    *(*POINT_TO_POINT, "send_receive", "coalesced"),
+    *("broadcast", "scatter", "gather", "reduce"),
+)
 # Events per group and kind that are compared to find recordings of other runs.
 _SAMPLED_EVENTS = 32
 _MIN_EVENTS = 3  # Minimum number of events to decide whether two ranks belong to the same run.
@@ -200,7 +203,8 @@ class RunSummary:
     """Contents of the summary file: table -> rows, in the order of the schema's columns."""
 
     tables: dict[str, list[Row]]
-    findings: list[Finding]
+    findings: list[Finding]  # Faults of ranks, hosts and links.
+    ranked: list[Finding]  # These and the costs that all ranks share, costliest first.
     world_size: int
     ranks_read: int
     absent: tuple[int, ...]
@@ -270,7 +274,8 @@ def summarize_run(
     context = RuleContext(
         matched, waits, roles, signals, replay, tuple(steps), _step_length(matched, steps)
     )
-    findings = find_all(context)
+    findings, shared = find_all(context)
+    ranked = _ranked(findings, shared)
     world, is_minimum = run_size(matched)
     known = {*matched.ranks, *(one.rank for one in unread)}
     absent = tuple(rank for rank in range(world) if rank not in known)
@@ -283,11 +288,12 @@ def summarize_run(
         "BLAME": rows.blame_rows(matched, signals, findings, whole),
         "LINK": rows.link_rows(matched, waits),
         "OPERATION_RANK": rows.operation_rows(matched, steps),
-        "FINDING": rows.finding_rows(findings),
+        "FINDING": rows.finding_rows(ranked),
     }
     return RunSummary(
         tables,
         findings,
+        ranked,
         world,
         len(matched.ranks),
         absent,
@@ -296,6 +302,13 @@ def summarize_run(
         matched.left_out,
         is_minimum,
     )
+
+
+def _ranked(findings: Sequence[Finding], shared: Sequence[Finding]) -> list[Finding]:
+    """Return faults and shared costs, costliest first; shared costs are bounds and count half."""
+    halves = [(-one.cost_ms_per_step / 2, one) for one in shared]
+    both = [*((-one.cost_ms_per_step, one) for one in findings), *halves]
+    return [one for _, one in sorted(both, key=lambda pair: pair[0])]
 
 
 def _matched(
@@ -382,4 +395,7 @@ def _step_length(matched: MatchedCollectives, steps: list[int]) -> float:
     for partial in matched.partials:
         chosen = np.isin(partial.steps["step"], steps)
         lengths += (partial.steps["end"] - partial.steps["start"])[chosen].tolist()
-    return float(np.median(lengths)) if lengths else 0.0
+    if not lengths:
+        return 0.0
+    median, mean = float(np.median(lengths)), float(np.mean(lengths))
+    return median if 10 * median > mean else mean  # Hosts may run ahead until the last step.

@@ -185,7 +185,7 @@ def build(
         summary.steps,
         summary.absent,
         summary.unread,
-        tuple(one.text for one in summary.findings),
+        tuple(one.text for one in summary.ranked),
         world_size_is_minimum=summary.world_size_is_minimum,
     )
 

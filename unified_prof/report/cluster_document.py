@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.cluster.overview import GroupRow, Overview, RankRow, StepRow
+from unified_prof.cluster.overview import GroupRow, Overview, RankRow, StepRow, format_ranges
 from unified_prof.cluster.step_lanes import select_lanes
 from unified_prof.cluster.stored_run import FindingRecord, GroupRecord, LinkRecord
 from unified_prof.report import names
@@ -405,44 +405,35 @@ def finding_line(one: FindingRecord, step_ms: float | None = None) -> tuple[str,
     return f"{cost}/step{share}", one.text.removesuffix(f"; costs {cost} per step")
 
 
-# Share of the step that all ranks spend in exposed transfers or in waits for other pipeline stages
-# from which a run without findings mentions it.
-_MIN_EXPOSED_SHARE = 0.1
+# Minimum share of the step for collective setup, or for communication with absent ranks, to be
+# mentioned if there are no findings.
+_MIN_MENTIONED_SHARE = 0.1
 
 
 def no_findings(overview: Overview) -> str:
-    """Return the verdict for a run without findings, with a high cost that all ranks share."""
+    """Return the verdict for a run without findings, with the reason for long communication."""
     whole = overview.mean_step
     if not whole.get("compute_ns"):
         return "none: no kernels recorded within steps, no analysis possible"
-    span_ns, bubble_ns = whole["span_ns"] or 0.0, whole["bubble_ns"] or 0.0
+    span_ns, setup_ns = whole["span_ns"] or 0.0, whole["setup_ns"] or 0.0
     exposed_ns = (whole["exposed_communication_ns"] or 0.0) - (whole["exposed_wait_ns"] or 0.0)
     text = "none: no rank, host or link stands out"
-    if overview.is_watched or max(bubble_ns, exposed_ns) < _MIN_EXPOSED_SHARE * span_ns:
+    if overview.is_watched or exposed_ns < _MIN_MENTIONED_SHARE * span_ns:
         return text
-    share = names.format_share(max(bubble_ns, exposed_ns), span_ns)
-    if bubble_ns > exposed_ns:
-        return (
-            f"{text}; waits for other pipeline stages take {share} of the step on all ranks: use "
-            "more micro-batches per step or an interleaved schedule"
-        )
-    setup_ns = whole["setup_ns"] or 0.0
     if 2 * setup_ns > exposed_ns:
         return (
             f"{text}; collective setup takes {names.format_share(setup_ns, span_ns)} of "
             "the step on all ranks: the first collective of a group connects its ranks, so "
             "record later steps"
         )
-    times = {row: row.transfer_ns or 0.0 for row in overview.groups}
-    longest = max(overview.groups, key=times.__getitem__, default=None)
-    most = ""
-    if longest is not None and 2 * times[longest] > sum(times.values()):
-        most = f", most in {longest.kind}, {longest.per_step:,.3g} per step"
-        most += f" of {names.format_size(longest.bytes)}" if longest.bytes else ""
-    return (
-        f"{text}; exposed transfers take {share} of the step on all ranks{most}: overlap them with "
-        "compute, or make them fewer or smaller (`uprof advise` on a rank estimates the saving)"
-    )
+    if overview.missing:
+        return (
+            f"{text} among the recorded ranks; exposed communication takes "
+            f"{names.format_share(exposed_ns, span_ns)} of the step: transfers, or waits for "
+            f"the missing rank{'s' * (len(overview.missing) > 1)} "
+            f"{format_ranges(one.rank for one in overview.missing)}"
+        )
+    return text
 
 
 _STYLES = ("page.css", "cluster.css")

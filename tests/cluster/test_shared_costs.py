@@ -1,0 +1,85 @@
+"""Costs that all ranks share are findings without ranks at fault."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.cluster import simulated_run
+from tests.cluster.simulated_run import GRADIENTS, Plan, partials_of, simulate
+from unified_prof.cluster import shared_costs
+from unified_prof.cluster.summary import RunSummary, summarize_run
+
+EXPOSED = Plan(tp=1, dp=8, pp=1, batches=2, buckets=2, network_gb_per_s=40)
+SMALL = Plan(tp=1, dp=8, pp=1, batches=1, buckets=64)
+BUBBLE = Plan(tp=1, dp=1, pp=4, batches=2, steps=4, buckets=2)
+LINK = (2, 3)
+
+
+def summary(plan: Plan) -> tuple[RunSummary, float]:
+    """Return the summary and the length of a step in ms."""
+    run = simulate(plan)
+    return summarize_run(partials_of(run)), run.step_ns / 1e6
+
+
+# The costs that all ranks share: plan, kind, the same run without this cost or None, and words.
+CASES: dict[str, tuple[Plan, str, Plan | None, str]] = {
+    "exposed": (
+        *(EXPOSED, "exposed_communication", replace(EXPOSED, network_gb_per_s=1e6)),
+        f"most in all_reduce of {GRADIENTS >> 21:.1f} MiB, 2 per step",
+    ),
+    "exposed_and_slow_rank": (
+        replace(EXPOSED, slow={5: 1.3}),
+        "exposed_communication",
+        replace(EXPOSED, network_gb_per_s=1e6, slow={5: 1.3}),
+        "costs at most",
+    ),
+    "small_messages": (SMALL, "small_buckets", None, "most in all_reduce of 1.00 MiB, 64 per step"),
+    "bubble": (BUBBLE, "pipeline_bubble", None, "use more micro-batches per step"),
+    "bubble_and_slow_rank": (
+        *(replace(BUBBLE, slow={1: 1.4}), "pipeline_bubble", None),
+        "every rank waits for other stages",
+    ),
+}
+
+
+@pytest.mark.quick(cases=1)
+@pytest.mark.parametrize("name", CASES)
+def test_cost_of_all_ranks_is_a_finding_without_ranks(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, kind, without, words = CASES[name]
+    if kind == "small_buckets":  # short kernels, which do not cover the messages
+        monkeypatch.setattr(simulated_run, "KERNELS", (("MatMul", 3_000),) * 4)
+    found, step_ms = summary(plan)
+    (one,) = [one for one in found.ranked if one.kind == kind]
+    assert one not in found.findings
+    assert (one.ranks, one.links) == ((), ())
+    assert words in one.text
+    if without is not None:
+        gain_ms = step_ms - summary(without)[1]
+        assert one.cost_ms_per_step == pytest.approx(gain_ms, rel=0.15)
+    assert [row[1] for row in found.tables["FINDING"]] == [each.kind for each in found.ranked]
+
+
+def test_bubble_is_what_is_left_after_a_slow_rank_is_fixed() -> None:
+    healthy = next(one for one in summary(BUBBLE)[0].ranked if one.kind == "pipeline_bubble")
+    found, _ = summary(replace(BUBBLE, slow={1: 1.4}))
+    assert [one.kind for one in found.ranked] == ["pipeline_bubble", "slow_rank"]
+    assert found.ranked[0].cost_ms_per_step == pytest.approx(healthy.cost_ms_per_step, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "around"),
+    [
+        ({(0, 1), (1, 2), (2, 0)}, True),
+        ({(0, 1), (1, 2)}, False),  # inference
+        ({(0, 1), (1, 2), (1, 0), (2, 1)}, False),
+        ({(0, 1), (1, 2), (2, 0), (1, 0), (2, 1), (0, 2)}, False),  # interleaved stages
+    ],
+)
+def test_ring_that_exchanges_with_neighbours_is_no_pipeline(
+    pairs: set[tuple[int, int]], around: bool
+) -> None:
+    assert shared_costs.moves_around(pairs) == around

@@ -1,0 +1,212 @@
+"""Costs that all ranks share: pipeline bubbles, small messages and exposed transfers.
+
+No rank is at fault, so they are priced one after the other, with all faults of ranks, hosts and
+links fixed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from unified_prof.arrays.grouping import Bools, Ints
+from unified_prof.base.text import SIZES, scaled
+from unified_prof.cluster.rank_partial import MARK_START
+from unified_prof.cluster.replay import ReplayChange
+from unified_prof.cluster.rule_context import NS_PER_MS, Candidate, RuleContext
+from unified_prof.cluster.waits import exposed_waits
+
+EXPOSED_COMMUNICATION = "exposed_communication"
+SMALL_BUCKETS = "small_buckets"
+PIPELINE_BUBBLE = "pipeline_bubble"
+
+_MIN_SHARE = 0.1  # Minimum share of the step that is saved without small messages, or with overlap.
+_MIN_BUBBLE_SHARE = 0.2  # The same for a pipeline; with four micro-batches per stage, less is left.
+# Latency is most of the time of smaller messages. DDP closes a bucket when it exceeds its limit, so
+# that buckets of 1 MB are up to twice as large.
+_SMALL_BYTES = 2 << 20
+_MIN_SMALL_PER_STEP = 10
+_LARGE_GB_PER_S = 20.0  # Rate of large messages if the run has none to compare with.
+
+
+def shared_costs(context: RuleContext, fixed: ReplayChange) -> Iterator[Candidate]:
+    """Yield the costs without a rank at fault, in the order in which they are priced.
+
+    `fixed` is the change that removes all faults.
+    """
+    if not context.is_watched and len(context.steps):
+        gain_ns = context.replay.gain_ns(fixed) / max(len(context.replay.steps), 1)
+        context = replace(context, step_ns=context.step_ns - gain_ns)
+        yield from _pipeline_bubble(context, fixed, gain_ns)
+        yield from _small_buckets(context)
+        yield from _exposed_communication(context)
+
+
+def _candidate(
+    context: RuleContext,
+    kind: str,
+    change: ReplayChange,
+    text: str,
+    figures: dict[str, Any],
+    *,
+    bound_ns: float = 0.0,
+    least: float = _MIN_SHARE,
+    is_bound: bool = True,
+) -> Candidate:
+    return Candidate(
+        kind,
+        (),
+        context.steps,
+        change,
+        text,
+        figures,
+        bound_ns=bound_ns,
+        min_cost_ns=least * context.step_ns,
+        is_bound=is_bound,
+    )
+
+
+def _pipeline_bubble(
+    context: RuleContext, fixed: ReplayChange, gain_ns: float
+) -> Iterator[Candidate]:
+    """Yield the wait for other stages that even the rank with the least of it has.
+
+    Sends do not delay their stage. If faults are fixed (`fixed`, which saves `gain_ns` per step),
+    ranks wait less.
+    """
+    matched, rows, events = context.matched, context.matched.rows, context.matched.events
+    sent = np.unique(np.stack((events.src, events.dst))[:, matched.transfers], axis=1)
+    pairs = set(zip(*sent.tolist(), strict=True))
+    if not pairs or moves_around(pairs):
+        return
+    chosen = np.flatnonzero((rows.event >= 0) & np.isin(rows.step, list(context.steps)))
+    exposed_ns = np.maximum(exposed_waits(matched, context.waits)[chosen], 0)
+    rank, event = rows.rank[chosen], rows.event[chosen]
+    receives = events.dst[event] == rank
+    if not receives.any():
+        return
+    steps = len(np.unique(rows.step[chosen]))
+    ranks = len(matched.ranks)
+    waits = np.bincount(rank, exposed_ns, ranks) / steps
+    bubbles = np.bincount(rank, exposed_ns * receives, ranks) / steps
+    saved_ns = context.replay.saved_ns(fixed) / max(len(context.replay.steps), 1)
+    bubbles *= np.clip(1 - (gain_ns - saved_ns) / np.maximum(waits, 1), 0, None)
+    stages, received = np.unique(rank[receives], return_counts=True)
+    bubble_ns = float(bubbles[stages].min())
+    text = (
+        "pipeline bubble: every rank waits for other stages, the busiest one for "
+        f"{bubble_ns / context.step_ns:.1%} of the step: use more micro-batches per step (twice as "
+        "many save half of it) or an interleaved schedule"
+    ).replace("%", " %")
+    figures = {
+        "bubble_ms_per_step": bubble_ns / NS_PER_MS,
+        "receives_per_step": float(np.median(received)) / steps,
+    }
+    kind, least = PIPELINE_BUBBLE, _MIN_BUBBLE_SHARE
+    yield _candidate(context, kind, ReplayChange(), text, figures, bound_ns=bubble_ns, least=least)
+
+
+def moves_around(pairs: set[tuple[int, int]]) -> bool:
+    """Return True if data moves around in one direction, as in ring attention.
+
+    `pairs` are (source, target). The stages of a pipeline form no ring, or send gradients back.
+    """
+    back = sum((target, source) in pairs for source, target in pairs)
+    return 2 * back < len(pairs) and len({source < target for source, target in pairs}) > 1
+
+
+def _usable(context: RuleContext) -> Bools:
+    """Return a mask of the collectives whose transfer time is known."""
+    events, transfer = context.matched.events, context.waits.transfer
+    inside = np.isin(events.step, list(context.steps))
+    usable: Bools = inside & events.complete & (events.members > 1) & (transfer > 0)
+    return usable & ~context.matched.transfers
+
+
+def _small_buckets(context: RuleContext) -> Iterator[Candidate]:
+    """Yield many small messages; the change transfers them at the rate of large ones."""
+    events, transfer = context.matched.events, context.waits.transfer
+    usable = _usable(context) & (events.bytes > 0)
+    small, large = usable & (events.bytes < _SMALL_BYTES), usable & (events.bytes >= _SMALL_BYTES)
+    places = np.flatnonzero(small)
+    # Only many small messages of one kind in one group could be fewer.
+    keys = np.stack((events.group[places], events.kind[places]), 1)
+    if not len(keys):
+        return
+    _, number, count = np.unique(keys, axis=0, return_inverse=True, return_counts=True)
+    many = count >= _MIN_SMALL_PER_STEP * len(np.unique(events.step[places]))
+    places = places[many[number.ravel()]]
+    if not len(places):
+        return
+    rate = _LARGE_GB_PER_S
+    if large.any():
+        rate = max(float(np.median(events.bytes[large] / transfer[large])), rate)
+    factors = np.minimum(events.bytes[places] / rate / transfer[places], 1.0)
+    text = (
+        f"small messages: {_most(context, places)}, cost their latency on all ranks: use larger "
+        "buckets or one flat buffer"
+    )
+    figures = {
+        "small_per_step": len(places) / len(context.steps),
+        "gb_per_s": float(np.median(events.bytes[places] / transfer[places])),
+        "large_gb_per_s": rate,
+    }
+    change = ReplayChange(
+        transfer=dict(zip(places.tolist(), factors.tolist(), strict=True)),
+        interval_ns=_late_launches(context, places),
+    )
+    yield _candidate(context, SMALL_BUCKETS, change, text, figures, is_bound=False)
+
+
+def _late_launches(context: RuleContext, places: Ints) -> dict[tuple[int, int], float]:
+    """Return {(rank, mark): idle time} before messages that the device was idle for."""
+    rows, cut = context.matched.rows, dict[tuple[int, int], float]()
+    chosen = np.flatnonzero(np.isin(rows.event[:], places))
+    of_rank = rows.rank[chosen]
+    for rank, partial in enumerate(context.matched.partials):
+        marks = partial.marks
+        starts = (marks["what"] == MARK_START) & np.isin(
+            marks["op"], rows.op[chosen[of_rank == rank]]
+        )
+        before = np.flatnonzero(starts) - 1
+        before = before[before >= 0]
+        idle = np.where(marks["busy"] > 0, marks["tail"], np.r_[np.diff(marks["time"]), 0])[before]
+        cut |= {(rank, mark): ns for mark, ns in zip(before.tolist(), idle.tolist(), strict=True)}
+    return cut
+
+
+def _exposed_communication(context: RuleContext) -> Iterator[Candidate]:
+    """Yield transfers that delay the ranks; the change is full overlap with compute."""
+    places = np.flatnonzero(_usable(context))
+    if not len(places):
+        return
+    text = (
+        f"exposed communication: all ranks wait for transfers, {_most(context, places)}: overlap "
+        "them with compute, or make them fewer or smaller"
+    )
+    figures = {"transfer_ms_per_step": _per_step_ms(context, places)}
+    change = ReplayChange(transfer=dict.fromkeys(places.tolist(), 0.0))
+    yield _candidate(context, EXPOSED_COMMUNICATION, change, text, figures)
+
+
+def _per_step_ms(context: RuleContext, places: Ints) -> float:
+    """Return the time of transfers per step, mean over the ranks."""
+    total_ns = context.waits.transfer[places] @ context.matched.events.members[places]
+    return float(total_ns) / len(context.matched.ranks) / len(context.steps) / NS_PER_MS
+
+
+def _most(context: RuleContext, places: Ints) -> str:
+    """Return the kind, size and number of the events with the longest transfers."""
+    matched, events = context.matched, context.matched.events
+    keys = np.stack((events.kind[places], events.bytes[places]), 1)
+    found, number = np.unique(keys, axis=0, return_inverse=True)
+    number = number.ravel()
+    most = int(np.bincount(number, context.waits.transfer[places]).argmax())
+    kind, size = (int(value) for value in found[most])
+    groups = len(np.unique(events.group[places[number == most]]))
+    count = int((number == most).sum()) / groups / len(context.steps)
+    of_size = f" of {scaled(size, SIZES)}" if size > 0 else ""
+    return f"most in {matched.kinds[kind]}{of_size}, {count:,.3g} per step"
