@@ -189,8 +189,7 @@ class Costs:
 def make_server(run: Path | None = None) -> Any:
     """Return the language server; `start_io()` serves stdio.
 
-    Raises:
-        UsageError: pygls is not installed.
+    Raises UsageError if pygls is not installed.
     """
     hint = "pip install 'unified-prof[editor]'"
     with missing_package("pygls (2 or newer) is not installed", hint=hint):
@@ -329,11 +328,7 @@ class Pages:
         atexit.register(self.close)
 
     def serve(self, run: Path) -> str:
-        """Return the address of the page of a run.
-
-        Raises:
-            StoreError: The page cannot be made.
-        """
+        """Return the address of the page of a run. Raises StoreError if the page cannot be made."""
         with self._lock:  # two clicks make one page
             if run not in self._served or self._served[run][0].poll() is not None:
                 self._served[run] = _start_page(run)

@@ -384,8 +384,7 @@ class ReportTools:
     def _inside(self, path: str) -> Path:
         """Return the path, relative to the first root.
 
-        Raises:
-            UsageError: It, or a link below it, leads out of the roots.
+        Raises UsageError if it, or a link below it, leads out of the roots.
         """
         if not path or "\0" in path:
             raise UsageError("the path is empty or has a null character", slug="empty-path")
@@ -425,10 +424,8 @@ def page(
     """Return the rows from `cursor` on, at most `limit` and about `size` bytes.
 
     `cursor` is `next_cursor` of the answer before, `size` the maximum size of the rows as JSON, but
-    for the first. `show` returns the fields of a row; it is called only for those returned.
-
-    Raises:
-        UsageError: The cursor is not one of an answer, or the limit is not 1 to _MAX_ROWS.
+    for the first. `show` returns the fields of a row; it is called only for those returned. Raises
+    UsageError if the cursor is not one of an answer, or the limit is not 1 to _MAX_ROWS.
     """
     if not 1 <= limit <= _MAX_ROWS:
         raise UsageError(f"limit {limit}: expected 1 to {_MAX_ROWS}", slug="wrong-cursor")
@@ -502,8 +499,7 @@ _MAX_RESOURCES = 200
 def make_server(tools: ReportTools, *, allow_run: bool = False) -> Any:
     """Return the server over the official SDK; `run()` serves stdio until the client closes it.
 
-    Raises:
-        UsageError: The SDK is not installed.
+    Raises UsageError if the SDK is not installed.
     """
     hint = "pip install 'unified-prof[mcp]'"
     with missing_package("the MCP SDK (2 or newer) is not installed", hint=hint):

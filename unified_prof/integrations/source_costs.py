@@ -70,9 +70,8 @@ class SourceCosts:
 def read_source_costs(path: Path) -> SourceCosts:
     """Return the costs by line of a report; of a directory of ranks, those of the first one.
 
-    Raises:
-        StoreError: The report cannot be read.
-        UsageError: It is not the report of a process.
+    Raises StoreError if the report cannot be read, and UsageError if it is not the report of a
+    process.
     """
     with open_reports(path) as opened:
         analysis = opened.analyses[0]

@@ -113,10 +113,8 @@ def open_exporters(names: Sequence[str], folder: Path, facts: Mapping[str, str])
     """Start exporters.
 
     Names are keys of ADAPTERS; `prometheus:DIR` and `tensorboard:DIR` write there, others to
-    `folder`. Facts are rank, world_size, host and workload.
-
-    Raises:
-        UsageError: A name is unknown, or its client is not installed or does not start.
+    `folder`. Facts are rank, world_size, host and workload. Raises UsageError if a name is unknown,
+    or its client is not installed or does not start.
     """
     made = []
     for text in dict.fromkeys(names):

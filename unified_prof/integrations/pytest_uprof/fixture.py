@@ -114,8 +114,8 @@ class Uprof:
     def complete(self) -> None:
         """Measure again if requested, judge, and record the result.
 
-        Raises:
-            pytest.fail.Exception: A step is a regression, or cannot be measured again or judged.
+        Raises pytest.fail.Exception if a step is a regression, or cannot be measured again or
+        judged.
         """
         if not self._measured:
             return

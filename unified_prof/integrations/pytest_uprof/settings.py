@@ -40,10 +40,8 @@ class Settings:
 def settings_of(item: pytest.Item, given: Mapping[str, Any]) -> Settings:
     """Return the settings of a test.
 
-    Arguments of the call (`given`) are None if not given.
-
-    Raises:
-        UsageError: A value is not valid.
+    Arguments of the call (`given`) are None if not given. Raises UsageError if a value is not
+    valid.
     """
     marked: dict[str, Any] = {}
     for marker in reversed(list(item.iter_markers(MARKER))):  # the closest one last
@@ -79,8 +77,7 @@ def settings_of(item: pytest.Item, given: Mapping[str, Any]) -> Settings:
 def check(config: pytest.Config) -> None:
     """Check the options before any test runs.
 
-    Raises:
-        pytest.UsageError: An option is not valid.
+    Raises pytest.UsageError if an option is not valid.
     """
     option = config.option
     try:

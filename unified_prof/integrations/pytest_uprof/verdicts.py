@@ -52,11 +52,7 @@ class Judged(msgspec.Struct, frozen=True):
 
 
 def judge(test: str, base: Run, new: Run, wanted: Settings) -> Judged:
-    """Judge a step by the gate's rule.
-
-    Raises:
-        UsageError: The runs cannot be compared.
-    """
+    """Judge a step by the gate's rule. Raises UsageError if the runs cannot be compared."""
     devices = [run.facts.get("device") for run in (base, new)]
     if None not in devices and devices[0] != devices[1]:
         reason = f"{base.label} was measured on {devices[0]}, this on {devices[1]}"
@@ -168,10 +164,8 @@ def measure_again(
 ) -> dict[str, Run]:
     """Run a test in a separate process, and return the results by step name.
 
-    `controller` has the command line of the session in an xdist worker.
-
-    Raises:
-        CaptureError: The test failed there, or measured nothing.
+    `controller` has the command line of the session in an xdist worker. Raises CaptureError if the
+    test failed there, or measured nothing.
     """
     config = item.config
     asked = config.invocation_params
@@ -302,10 +296,8 @@ class Session:
     def completed(self, item: pytest.Item, measured: Mapping[str, tuple[Settings, Run]]) -> None:
         """Measure a passed test again, judge its steps and record the results.
 
-        Raises:
-            pytest.fail.Exception: A step is a regression.
-            CaptureError: The test cannot be measured again.
-            StoreError: The baseline cannot be read.
+        Raises pytest.fail.Exception if a step is a regression, CaptureError if the test cannot be
+        measured again, and StoreError if the baseline cannot be read.
         """
         if self.is_one_run:
             save(self._folder, {name: run for name, (_, run) in measured.items()})
