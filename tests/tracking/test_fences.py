@@ -4,21 +4,12 @@ from typing import Any
 
 import pytest
 
-from tests.tracking.workloads import Workload, names
+from tests.tracking.workloads import NET, Workload, names
 from unified_prof.tracking import activations, backward, call_sites, peak, results
 from unified_prof.tracking.modules import SizedWeight, Weights
 from unified_prof.tracking.operations import ActivationTracker
 from unified_prof.tracking.raw_calls import ModuleNames
 from unified_prof.tracking.training_loop import StepWatcher
-
-NET = """
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.lin = nn.Linear(8, 1)
-    def forward(self, x):
-        return self.lin(x).relu()
-"""
 
 TRAIN = """
 net = Net()

@@ -5,19 +5,11 @@ from typing import Any
 
 import pytest
 
-from tests.tracking.workloads import Workload
+from tests.tracking.workloads import NET, Workload
 from unified_prof.base.run_spec import TrackedRun
 from unified_prof.tracking import driver, operations
 from unified_prof.tracking.driver import Saving
 
-NET = """
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(8, 8)
-    def forward(self, x):
-        return self.layer(x).relu()
-"""
 LOOP = """
 model = Net()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -106,7 +98,7 @@ model = Net()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
 for step in range(100):
     with torch.no_grad():
-        model.layer.bias.fill_(float("nan") if step >= 19 else 1.0)
+        model.lin.bias.fill_(float("nan") if step >= 19 else 1.0)
     model(torch.ones(4, 8)).sum().backward()
     optimizer.step()
 """
