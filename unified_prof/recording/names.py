@@ -144,6 +144,8 @@ LOSS: Final = Words("log_soft_?max nll_?loss cross_?entropy")
 SOFTMAX: Final = Words("soft_?max")
 # Probabilities of classes, experts or tokens, which do not occur in attention.
 CHOOSES: Final = Words("top_?k sort gating routing multinomial arg_?max categorical")
+# Products of two matrices; those of attention are of batches, one for each head.
+LAYER_PRODUCT: Final = Words("^aten_(?:mm|addmm|linear|grouped_mm)$")
 FUSED_ATTENTION: Final = Words("flash fmha (?:mem_eff|efficient)_attention")
 MULTI_TENSOR: Final = Words("multi_tensor fused foreach apply_(?:adam|momentum)")
 PERSISTENT: Final = Words("persistent cooperative cutlass")

@@ -119,7 +119,7 @@ class Recording:
 
     @cached_property
     def python_calls(self) -> PythonCalls:
-        """Calls of Python functions of at least 0.5 ms."""
+        """Calls of Python functions of at least 0.2 ms."""
         return python_calls(self.source, self.strings)
 
     @cached_property

@@ -130,6 +130,8 @@ def test_free_and_malloc_after_a_failed_malloc_is_an_allocation_retry(
         for step, kinds in enumerate(calls):
             begin = step * STEP
             run.step(step, begin, begin + STEP)
+            row = {"startNs": begin, "endNs": begin + 100 * US, "globalTid": 1}
+            run.row("UPROF_PYTHON_FRAMES", **row, name=run.text("train.py(7): grow"))
             for place, kind in enumerate(f"{kinds}L"):
                 at = begin + place * 10 * US
                 if kind == "L":
@@ -144,4 +146,5 @@ def test_free_and_malloc_after_a_failed_malloc_is_an_allocation_retry(
     finding = findings_by_kind(tmp_path / "run.db").get("allocation_retries")
     assert (finding.figures["retries"] if finding else 0) == len(retried)
     if finding:
+        assert "retries an allocation, longest in grow at train.py:7" in finding.text
         assert saving_ns(finding) == round(len(waits) * 10 * US / (steps - 1))

@@ -317,16 +317,21 @@ def test_kernels_too_short_to_keep_the_host_ahead_are_named(tmp_path: Path) -> N
     assert "900 kernels of 3.00 µs, and the host launches one every 7.99 µs" in finding.text
 
 
-def test_kernels_of_a_cuda_graph_are_no_finding(tmp_path: Path) -> None:
+@pytest.mark.parametrize("singles", [0, 100])
+def test_kernels_of_a_cuda_graph_are_not_called_short(singles: int, tmp_path: Path) -> None:
     with FaultyRun(tmp_path / "run.db") as run:
         for graph in range(2):
             begin = graph * 5000 * US
+            for at in range(singles):
+                start = begin + (1000 + at * 30) * US
+                run.kernel(start + US, start + 2 * US, launched=start)
             connection = run.api(begin, begin + 8 * US, "cudaGraphLaunch")
             for at in range(200):
                 start = begin + 10 * US + at * 4 * US
                 run.task(start, start + 3 * US, connection=connection, kernel=("k", "K"))
-    findings = findings_by_kind(tmp_path / "run.db").values()
-    assert not any("launches one every" in finding.text for finding in findings)
+    findings = findings_by_kind(tmp_path / "run.db")
+    assert ("host_bound" in findings) == (singles > 0)
+    assert not any("launches one every" in finding.text for finding in findings.values())
 
 
 def test_host_rules_are_skipped_without_host_calls(tmp_path: Path) -> None:

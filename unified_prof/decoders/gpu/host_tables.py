@@ -289,7 +289,7 @@ def write_extra_tables(parts: Parts) -> None:
 
 
 # Shorter calls of Python functions are not written: they explain no idle time worth naming.
-MIN_FRAME_NS = 500_000
+MIN_FRAME_NS = 200_000
 
 
 def _write_python_frames(parts: Parts) -> None:

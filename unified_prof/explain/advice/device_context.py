@@ -33,7 +33,7 @@ from unified_prof.recording import names
 from unified_prof.recording.calls import KERNEL, UNKNOWN
 from unified_prof.recording.idle import LATE_NS, LAUNCHED
 from unified_prof.recording.model import Evidence, Finding, Sureness
-from unified_prof.recording.python_frames import ADDRESS
+from unified_prof.recording.python_frames import ADDRESS, user_frame
 from unified_prof.recording.source import possible, recorded_facts
 from unified_prof.recording.task_order import ComputedColumn
 
@@ -117,6 +117,11 @@ class HostCode:
         rows = np.flatnonzero(covers)
         rows = rows[np.argsort(length[rows], kind="stable")]
         return [self.texts[number] for number in self.number[rows].tolist()]
+
+    def place(self, begin: int, end: int, thread: int | None = None) -> str:
+        """Return the innermost function of the program that covers most of an interval."""
+        code = self.covering(begin, end, thread)
+        return code_place(next(filter(user_frame, code), code[0] if code else ""))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -323,7 +323,7 @@ def _short_kernels(context: DeviceContext) -> str:
     single = launched[number] == 1
     kernels = kernels[single]
     count, kernel_ns = len(kernels), int(tasks.length_ns[kernels].sum())
-    if kernel_ns >= SMALL_NS * count:
+    if kernel_ns >= SMALL_NS * count or 2 * count < len(single):
         return ""
     return (
         f"; {plural(count // context.step_count, 'kernel')}{' per step' * bool(context.steps)} of "

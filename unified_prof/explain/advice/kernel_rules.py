@@ -47,6 +47,8 @@ def unfused_attention(context: DeviceContext) -> Iterator[Cause]:
     before, after = ends[place - 1], ends[place]
     near = (np.minimum(before, after) >= 0) & (np.maximum(at - before, after - at) <= NEAR)
     near &= (stream[before] == stream[at]) & (stream[after] == stream[at])
+    layers = context.matches(context.operator, names.LAYER_PRODUCT)[kernels]
+    near &= ~(layers[before] | layers[after])  # As around the softmax of a router of experts.
     between, pattern = np.zeros(len(tasks), bool), np.zeros(len(tasks), bool)
     patterns = 0
     for first, last in zip(before[near].tolist(), after[near].tolist(), strict=True):

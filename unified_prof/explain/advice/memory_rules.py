@@ -196,10 +196,12 @@ def allocation_retries(context: DeviceContext) -> Iterator[Cause]:
     retries = intervals.subtract(retries, context.claimed)
     cost = context.idle_in(retries)
     context.claim(retries)
+    longest = max(zip(begins, ends, strict=True), key=lambda one: one[1] - one[0])
+    place = context.host_code.place(*longest)
     yield context.finding(
         cost,
         f"allocation retries: {times(len(begins))} in the steps, the allocator empties its "
-        "cache and retries an allocation",
+        f"cache and retries an allocation{f', longest in {place}' if place else ''}",
         advice="reduce memory use: smaller batch, activation checkpointing, "
         "expandable_segments:True",
         sure="likely",

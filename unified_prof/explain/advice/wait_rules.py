@@ -15,7 +15,6 @@ from unified_prof.explain.advice.device_context import (
     MIN_NAMED_GAP_NS,
     Cause,
     DeviceContext,
-    code_place,
 )
 from unified_prof.explain.advice.idle_segments import (
     EVIDENCE_ROWS,
@@ -38,7 +37,6 @@ from unified_prof.recording.calls import COPY, KERNEL
 from unified_prof.recording.idle import HOST, INPUT, LAUNCHED, SYNCHRONIZING
 from unified_prof.recording.model import Evidence, Sureness
 from unified_prof.recording.names import Words
-from unified_prof.recording.python_frames import user_frame
 from unified_prof.recording.recording import Recording
 
 # If this share of the bytes is copied in the first 2 s (a fifth of a short recording), it is model
@@ -206,8 +204,8 @@ def _stalls(
     count = len(intervals.merge(start[rows], end[rows]))
     often = times(count) + (" after the first step" if len(context.steps) > 1 else "")
     longest = rows[int((end - start)[rows].argmax())]
-    code = context.host_code.covering(int(start[longest]), int(end[longest]), None)
-    often += next((f", longest in {code_place(one)}" for one in code if user_frame(one)), "")
+    place = context.host_code.place(int(start[longest]), int(end[longest]))
+    often += f", longest in {place}" * bool(place)
     yield context.finding(
         cost,
         f"{text.format(often=often)}; the {context.paused} meanwhile for "
@@ -306,15 +304,22 @@ def synchronising_calls(context: DeviceContext) -> Iterator[Cause]:
     checks_ns = context.busy_ns(checks)
     if checks_ns > WARN_SHARE * idle_ns:
         where += f", with {plural(len(checks), 'kernel')} that only compute the value"
+    advice = (
+        "keep values on the device (avoid .item(), .cpu(), nonzero, boolean indexing in "
+        "the step), or read them every n steps"
+    )
+    work = _work_after(context, gaps)
+    if work:
+        advice = f"make this code faster, or run it in another thread; {advice}"
     yield context.finding(
         idle_ns + int(gaps.copy_ns.sum()) + checks_ns,
         f"synchronization: the device is idle for {percent(share)} of the time after the host "
         f"waited for it ({times(count)}{where})"
+        + f"; most of it while the host runs {work}" * bool(work)
         + ("; later the host catches up with launches" if share < WARN_SHARE else "")
         # A server that waits for requests looks the same.
         + ("" if context.steps else "; no steps recorded, so these may be pauses between requests"),
-        advice="keep values on the device (avoid .item(), .cpu(), nonzero, boolean indexing in "
-        "the step), or read them every n steps",
+        advice=advice,
         sure="certain" if context.steps else "possible",
         change=_without_waits(context, gaps) | context.removal(checks),
         least=WARN_SHARE,
@@ -329,6 +334,22 @@ def synchronising_calls(context: DeviceContext) -> Iterator[Cause]:
         },
         evidence=[*rows, *context.evidence(gaps.copy[copied])][:EVIDENCE_ROWS],
     )
+
+
+# Shorter gaps are no work of a function after a synchronization, and number of gaps to examine.
+WORK_AFTER_NS, EXAMINED_GAPS = 200_000, 50
+
+
+def _work_after(context: DeviceContext, gaps: _SyncGaps) -> str:
+    """Return the function that the host runs in most of the time of the gaps; empty if none."""
+    length, total_ns = gaps.end_ns - gaps.start_ns, Counter[str]()
+    rows = np.argsort(-length, kind="stable")[:EXAMINED_GAPS]
+    for at in rows[length[rows] >= WORK_AFTER_NS].tolist():
+        begin, end = int(gaps.start_ns[at]), int(gaps.end_ns[at])
+        for thread in context.step_threads or (None,):
+            total_ns[context.host_code.place(begin, end, thread)] += end - begin
+    name, most_ns = next(iter(total_ns.most_common(1)), ("", 0))
+    return name if 2 * most_ns > length[rows].sum() else ""
 
 
 MAX_CHECK = 6  # Maximum kernels that compute a value to read.
