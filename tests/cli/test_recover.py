@@ -323,6 +323,13 @@ def test_recovery_does_not_import_torch() -> None:
     assert done.returncode == 0
 
 
+def test_hint_names_only_measurements_of_processes_that_ended() -> None:
+    running = write_spool(tag=atomic.tag())
+    assert run_spool.recovery_hint(running.parent) is None
+    write_spool("_rank1")
+    assert "`uprof db recover out`" in str(run_spool.recovery_hint(running.parent))
+
+
 def test_tag_identifies_processes_of_this_machine() -> None:
     assert atomic.is_of_here(atomic.tag())
     assert not atomic.is_of_here("0badc0de-7-7")

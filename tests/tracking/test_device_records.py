@@ -12,6 +12,21 @@ from unified_prof.tracking.timeline import TimelineInstrument, check_device_reco
 torch_autograd = pytest.importorskip("torch.autograd")
 
 
+@pytest.mark.parametrize("written", [False, True])
+def test_remarks_count_the_iterations_that_the_program_profiled(
+    written: bool, tmp_path: Path
+) -> None:
+    timeline = TimelineInstrument(tmp_path / "timeline.json", "cpu")
+    assert timeline.remarks is None
+    timeline.written = written
+    for index in range(timeline.lead_in, timeline.lead_in + 3):
+        timeline.begin_to_record = lambda: None  # type: ignore[method-assign]
+        timeline.begin_iteration(index)
+        timeline.end_iteration(index)
+    left = "the timeline lacks" if written else "there is no timeline:"
+    assert str(timeline.remarks).startswith(f"{left} 3 iterations in which the program itself")
+
+
 @dataclass
 class Event:
     """A Kineto event, of a device unless `call` is set."""
