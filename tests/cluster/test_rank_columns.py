@@ -177,6 +177,9 @@ class SmallRun:
         # Step, bytes, kind, and start and end of each member, in true time.
         self.events: list[tuple[int, int, str, dict[int, tuple[int, int]]]] = []
         self.places: list[dict[int, int]] = []  # of each event: row of each member
+        self.moves: dict[tuple[int, int], int] = {}  # Event and rank: time in which data moved.
+        # Names of communicators may differ: then the order of their first use counts.
+        self.suffix = random.choice(("", "rank {}"))
         rows: dict[int, list[list[int]]] = {rank: [] for rank in self.ranks}
         at = 1000
         for step in (0, 0, 0, 0, 1, 1, 2, 2, 2):
@@ -198,16 +201,16 @@ class SmallRun:
                     peer = ends[1] if rank == ends[0] else ends[0]
                 times = starts[rank] + self.clock[rank], end + self.clock[rank]
                 known = [one for one, ranks in enumerate(groups) if rank in ranks]
-                row = [known.index(number), KINDS.index(name), 0, *times, size, peer, -1, step, 0]
+                self.moves[len(self.places) - 1, rank] = move = random.choice((-1, 0, 5, 90))
+                row = [known.index(number), KINDS.index(name), 0, *times, size, peer, move, step, 0]
                 rows[rank].append(row)
         self.partials = [self.partial(rank, rows[rank], groups) for rank in self.ranks]
 
-    @staticmethod
-    def partial(rank: int, rows: list[list[int]], groups: list[tuple[int, ...]]) -> Partial:
+    def partial(self, rank: int, rows: list[list[int]], groups: list[tuple[int, ...]]) -> Partial:
         table = named_columns("communication", *np.array(rows, np.int64).reshape(-1, 10).T)
         table["seq"] = columns_of.sequence_numbers(table, [*KINDS])
         own = [
-            RankGroup(f"pg{number}", "other", "", ranks, len(ranks))
+            RankGroup(f"pg{number}{self.suffix.format(rank)}", "other", "", ranks, len(ranks))
             for number, ranks in enumerate(groups)
             if rank in ranks
         ]
@@ -224,11 +227,12 @@ def test_matches_waits_and_clocks_of_small_runs(seed: int) -> None:
     waits, rows, events = compute_waits(matched), matched.rows, matched.events
     expected = {frozenset(one.items()): event for event, one in enumerate(run.places)}
     caused = {rank: [0, 0] for rank in run.ranks}
-    waited = Counter[tuple[int, int]]()
+    waited = defaultdict[tuple[int, int], list[int]](lambda: [0] * 4)
     for number in range(len(events)):
         of_event = range(events.first[number], events.first[number] + events.members[number])
         places = [(matched.ranks[rows.rank[row]], int(rows.op[row])) for row in of_event]
-        step, size, kind, times = run.events[expected.pop(frozenset(places))]
+        event = expected.pop(frozenset(places))
+        step, size, kind, times = run.events[event]
         ranks = [rank for rank, _ in places]
         assert ranks == sorted(times)
         lengths = [times[rank][1] - times[rank][0] for rank in ranks]
@@ -239,20 +243,26 @@ def test_matches_waits_and_clocks_of_small_runs(seed: int) -> None:
         assert (events.src[number] >= 0) == (kind == "send")
         last = ranks[lengths.index(min(lengths))]
         assert matched.ranks[rows.rank[waits.last[number]]] == last
-        assert waits.least[number] == waits.transfer[number] == min(lengths)
+        move = run.moves[event, last]
+        transfer = min(move, min(lengths)) if move >= 0 else min(lengths)
+        setup = min(lengths) - transfer if move >= 0 else -1
+        figures = waits.least[number], waits.transfer[number], waits.setup[number]
+        assert figures == (min(lengths), transfer, setup)
         each = [length - min(lengths) if len(ranks) > 1 else -1 for length in lengths]
         assert [waits.wait[row] for row in of_event] == each
         if len(ranks) > 1:
-            waited.update({(step, rank): one for rank, one in zip(ranks, each, strict=True)})
+            for rank, one in zip(ranks, each, strict=True):
+                sums_of = waited[step, rank]
+                bubble = one if kind == "send" else 0
+                for at, more in enumerate((one, one, max(setup, 0), bubble)):
+                    sums_of[at] += more
             if is_complete:
                 caused[last][0] += sum(each)
                 caused[last][1] += 1
     assert not expected
     sums = sums_in_memory(matched, waits)
     assert sums.caused.T.tolist() == [caused[rank] for rank in run.ranks]
-    assert {
-        (step, matched.ranks[index]): figures[0] for (step, index), figures in sums.waits.items()
-    } == waited
+    assert {(step, matched.ranks[at]): [*one] for (step, at), one in sums.waits.items()} == waited
     found = match_sequences(run.partials)
     whole = add_up(found, key_sums(found))
     assert whole.caused.tolist() == sums.caused.tolist()
