@@ -13,7 +13,7 @@ from unified_prof.recording.model import Advice, Finding, Totals
 from unified_prof.report.advice import add_advice
 from unified_prof.report.document import Column, Document
 from unified_prof.report.figures import peak_parts
-from unified_prof.report.finding_lines import composition, finding_cost, finding_summary
+from unified_prof.report.names import composition, finding_cost, finding_summary
 from unified_prof.report.terminal import render_text
 
 

@@ -26,7 +26,7 @@ from unified_prof.integrations.source_costs import (
     total,
 )
 from unified_prof.report import names
-from unified_prof.report.finding_lines import finding_summary
+from unified_prof.report.names import finding_summary
 from unified_prof.version import VERSION
 
 OPEN_PAGE = "uprof.openPage"

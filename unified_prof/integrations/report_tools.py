@@ -35,7 +35,7 @@ from unified_prof.recording.model import KINDS, Row
 from unified_prof.report import cluster_document, device_documents, operation_difference
 from unified_prof.report.advice import what_if_fields
 from unified_prof.report.figures import collect_figures, coverage_fields, report_fields, row_fields
-from unified_prof.report.finding_lines import finding_summary
+from unified_prof.report.names import finding_summary
 from unified_prof.version import VERSION
 
 # Maximum size of the rows of one answer, and length of one text in it.

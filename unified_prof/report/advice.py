@@ -16,7 +16,7 @@ from unified_prof.recording.model import Advice, Finding
 from unified_prof.report import names
 from unified_prof.report.document import Column, Document, columns_of
 from unified_prof.report.figures import advice_fields, coverage_fields, readable_answers
-from unified_prof.report.finding_lines import composition, excluded_part, replay_notes
+from unified_prof.report.names import composition, excluded_part, replay_notes
 from unified_prof.report.report_document import report_title
 
 if TYPE_CHECKING:

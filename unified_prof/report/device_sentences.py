@@ -9,9 +9,8 @@ from unified_prof.compare.device_side import UNKNOWN_DEVICE, Side
 from unified_prof.compare.device_tables import Allowed, DeviceDifference, FindingChange
 from unified_prof.explain.roofline.peaks import Peak
 from unified_prof.report import names
-from unified_prof.report.finding_lines import finding_summary
+from unified_prof.report.names import finding_summary, neutral
 from unified_prof.report.names import format_duration as duration
-from unified_prof.report.names import neutral
 from unified_prof.report.operation_difference import IDENTICAL_SIDES, comparison_text, format_signed
 
 _LARGE_RATIO: Final = 100  # Ratios from here on are shown without decimals.

@@ -30,9 +30,14 @@ from unified_prof.report.figures import (
     figures_document,
     readable_answers,
 )
-from unified_prof.report.finding_lines import analysis_notes, composition
 from unified_prof.report.formats import ReportRequest, encode_varints
-from unified_prof.report.names import anomaly_name, readable_names, truncate_middle
+from unified_prof.report.names import (
+    analysis_notes,
+    anomaly_name,
+    composition,
+    readable_names,
+    truncate_middle,
+)
 
 _SCRIPTS = (
     "base.js",

@@ -33,7 +33,7 @@ from unified_prof.recording.steps import StepTrace
 from unified_prof.report import names
 from unified_prof.report.document import Column, Document, name_column
 from unified_prof.report.figures import Figures, Selection, collect_figures, peak_parts
-from unified_prof.report.finding_lines import (
+from unified_prof.report.names import (
     analysis_notes,
     composition,
     finding_cost,
