@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 from tests.simulated.machine import AUTOGRAD, COMPUTE, NCCL, PREFETCH, TABLES, Launch, Machine
 
-TFLOPS = {"bf16": 700.0, "fp32": 52.0}  # Rates of large matrix products.
+TFLOPS = {"bf16": 700.0, "fp32": 52.0, "fp64": 47.0}  # Rates of large matrix products.
 GBPS = 2900.0  # Rate of element-wise kernels.
-BYTES = {"bf16": 2, "fp32": 4}
-C_TYPES = {"bf16": "c10::BFloat16", "fp32": "float"}
+BYTES = {"bf16": 2, "fp32": 4, "fp64": 8}
+C_TYPES = {"bf16": "c10::BFloat16", "fp32": "float", "fp64": "double"}
 RANKS, CONTEXT, HEAD = 8, 1024, 128  # Ranks, length of sequences, width of attention heads.
 LINEAR, COPY = "aten::linear > aten::mm", "aten::to > aten::_to_copy > aten::copy_"
 KERNELS, CHAINS = TABLES["kernels"], TABLES["chains"]

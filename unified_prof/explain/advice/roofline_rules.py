@@ -24,7 +24,7 @@ MIN_TIME_SHARE = 0.01  # Minimum share of the time of such kernels if their savi
 # Alignment of inner dimensions for tensor cores, in elements.
 ALIGNED = {"fp16": 8, "bf16": 8, "fp8": 16, "int8": 16}
 
-_HALVES = ("bf16", "fp16")
+_HALVES, _FULL = ("bf16", "fp16"), ("fp32", "fp64")
 
 _SHAPE = re.compile(r"\[([\d,]+)\]")
 
@@ -103,7 +103,7 @@ def is_misaligned(row: RooflineRow, factor: int = 1) -> bool:
 
 
 def full_precision(context: DeviceContext) -> Iterator[Cause]:
-    """Find fp32 matrix kernels on a device with low-precision matrix units.
+    """Find fp32 and fp64 matrix kernels on a device with low-precision matrix units.
 
     Without shapes or peaks, the dtype is derived from kernel names, and the saving is unknown.
     """
@@ -119,9 +119,11 @@ def full_precision(context: DeviceContext) -> Iterator[Cause]:
     full_without_peak = device.cores is not None
 
     def is_full(row: RooflineRow) -> bool:
-        if row.cost is None or row.cost.unit != "matrix" or row.cost.dtype != "fp32":
+        if row.cost is None or row.cost.unit != "matrix" or row.cost.dtype not in _FULL:
             return False
-        return row.peak.name.startswith("fp32") if row.peak else full_without_peak
+        if row.peak is None:
+            return full_without_peak
+        return row.peak.name.startswith(_FULL)
 
     full = [row for row in rows if is_full(row)]
     # A program without 16-bit products needs fp32 tensors: HF32 calculates with them.
@@ -148,7 +150,8 @@ def full_precision(context: DeviceContext) -> Iterator[Cause]:
 
     saved_ns = breakdown.lost_ns(*tasks, above_ns) * ~hf32 * (not low.uncertain)
     text = (
-        f"full precision: fp32 matrix kernels take {percent(full_ns / total_ns)} of kernel time; "
+        f"full precision: {' and '.join(sorted({row.cost.dtype for row in full if row.cost}))} "
+        f"matrix kernels take {percent(full_ns / total_ns)} of kernel time; "
     )
     if low.uncertain:
         text += f"the saving is unknown: {device.name}"
