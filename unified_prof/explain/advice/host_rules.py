@@ -405,10 +405,10 @@ def _input_ranges(context: DeviceContext) -> list[Evidence]:
     assert framework is not None
     ranges = context.ranges(names.FETCHES_INPUT)
     outermost = np.ones(len(ranges), bool)
-    for _, rows in by_key(framework.thread[ranges]):
-        rows = rows[np.argsort(framework.start_ns[ranges[rows]], kind="stable")]
-        end_ns = framework.end_ns[ranges[rows]]
-        outermost[rows[1:]] = end_ns[1:] > np.maximum.accumulate(end_ns)[:-1]
+    for _, group in by_key(framework.thread[ranges]):
+        order = group[np.argsort(framework.start_ns[ranges[group]], kind="stable")]
+        end_ns = framework.end_ns[ranges[order]]
+        outermost[order[1:]] = end_ns[1:] > np.maximum.accumulate(end_ns)[:-1]
     ranges = ranges[outermost]
     start = framework.start_ns[ranges]
     length = framework.end_ns[ranges] - start
