@@ -276,16 +276,6 @@ def test_recover_writes_reports_after_everything_was_killed(place: Path, modules
 
 
 @pytest.mark.slow
-def test_timeline_and_operations_together(tmp_path: Path, spec: RunSpec, modules: Path) -> None:
-    (modules / "sitecustomize.py").write_text(CPU_FOR_NPU)
-    Path(spec.target).write_text(TRAINING + "train(30)\n")
-    capture = NpuBackend().run(replace(spec, reports=(RUN_TIME, TIMELINE)))
-    assert capture.exit_code == 0
-    assert capture.tracked is not None
-    assert len(capture.recordings) == 1
-
-
-@pytest.mark.slow
 def test_reports_exist_before_the_end_and_get_the_exit_code(place: Path, modules: Path) -> None:
     (modules / "sitecustomize.py").write_text(CPU_FOR_NPU)
     end = "train(40)\nwait_for('out/run_time.sqlite')\nwait_for('out/memory.sqlite')\n"

@@ -1,13 +1,10 @@
 """`uprof time` and `uprof memory` write one file each, as Skyline's commands do."""
 
-import sqlite3
 from pathlib import Path
 
 import pytest
 
-from tests import processes
 from tests.cli.test_import import uprof
-from tests.cli.test_run_cpu import providers
 from tests.conftest import ROOT
 from tests.pipeline.test_run import FakeBackend
 from tests.records import tracked_run
@@ -33,26 +30,6 @@ def test_missing_directory_is_reported(tmp_path: Path, capsys: pytest.CaptureFix
     assert "none" in capsys.readouterr().err
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("command", "table"), [("time", "run_time_entries"), ("memory", "activation_entries")]
-)
-def test_report_is_written_without_temporary_files_left_over(
-    command: str, table: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    model = tmp_path_factory.mktemp("model") / "model.py"
-    model.write_text(providers(), encoding="utf-8")
-    options = "-o out.sqlite --backend cpu --debug --log-file log.txt".split()
-    done = processes.uprof(command, model, *options, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    shown = done.stdout + done.stderr
-    assert "out.sqlite" in shown
-    assert ".out.sqlite." not in shown, "the directory of the measurement is temporary"
-    (count,) = sqlite3.connect(tmp_path / "out.sqlite").execute(f"SELECT count(*) FROM {table}")
-    assert count[0] > 0
-    assert [path.name for path in tmp_path.iterdir()] == ["out.sqlite"]
-
-
 @pytest.mark.parametrize(("command", "report"), [("time", RUN_TIME), ("memory", MEMORY)])
 @pytest.mark.parametrize("meanwhile", ["", "fails", "writes"])
 def test_report_of_a_run_moves_to_its_name(
@@ -73,7 +50,7 @@ def test_report_of_a_run_moves_to_its_name(
 
     capture = Capture(7, None) if meanwhile == "fails" else Capture(0, tracked_run())
     monkeypatch.setattr(run, "make_backend", lambda *_: FakeBackend(capture, workload))
-    code = uprof(command, MODEL, "-o", "out.sqlite", "--backend", "cpu", "-q")
+    code = uprof(command, MODEL, *"-o out.sqlite --backend cpu --debug --log-file log -q".split())
     shown = capsys.readouterr().err
     assert ("[INFO]" in shown, "[WARN]" in shown) == (False, True)
     assert code == {"": 0, "fails": 7, "writes": 9}[meanwhile]

@@ -4,7 +4,6 @@ import importlib
 import importlib.util
 import os
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
@@ -19,7 +18,6 @@ from unified_prof.errors import CaptureError
 from unified_prof.integrations import measurement
 from unified_prof.integrations.measurement import Measurement
 from unified_prof.pipeline.live import Profile
-from unified_prof.sqlite.watch_file import read_folder
 
 
 class Recorder:
@@ -227,31 +225,6 @@ def test_transformers_steps_and_evaluations_are_marked(
         *(call("out", iterations=2), made.begin(state), made.step()),
         *(made.leave_out(), made.leave_out(), made.end(), made.end(), made.summary()),
     ]
-
-
-@pytest.mark.slow
-def test_watched_training_has_the_steps_of_its_trainer(tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
-    net = torch.nn.Linear(8, 8)
-    optimizer = torch.optim.SGD(net.parameters(), 0.1)
-    loader = torch.utils.data.DataLoader(torch.ones(160, 8), batch_size=4)
-    measured = Measurement(tmp_path / "out", watch=True, device="cpu")
-    measured.begin()
-    for number, batch in enumerate(loader):
-        net(batch).sum().backward()
-        if number % 2:  # gradients of two batches
-            optimizer.step()
-            optimizer.zero_grad()
-            measured.step()
-        if number == 21:
-            time.sleep(0.5)
-            measured.leave_out()
-    measured.end()
-    one = read_folder(tmp_path / "out")[0]
-    assert len(one) == 19
-    assert set(one.columns["samples"].tolist()) == {8}
-    assert one.values("length_ns").max() < 0.4e9
-    assert f"see uprof report {tmp_path / 'out'}" in measured.summary()
 
 
 @pytest.mark.parametrize("name", ["lightning", "transformers"])

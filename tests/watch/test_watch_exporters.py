@@ -237,20 +237,6 @@ def wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.slow
-def test_wandb_logs_to_a_run_of_rank_0(
-    tmp_path: Path, wandb: Any, capfd: pytest.CaptureFixture[str]
-) -> None:
-    export("wandb", tmp_path, rank="1")
-    assert wandb_records(tmp_path) == []
-    export("wandb", tmp_path)
-    (row,) = wandb_history(tmp_path)
-    assert row.pop("uprof/step") == 99
-    check_scalars({key: value for key, value in row.items() if not key.startswith("_")})
-    assert wandb.run is None
-    assert capfd.readouterr() == ("", "")
-
-
-@pytest.mark.slow
 def test_wandb_joins_the_run_of_the_script(tmp_path: Path, wandb: Any) -> None:
     with wandb.init(dir=str(tmp_path), settings=wandb.Settings(silent=True)) as run:
         run.log({"loss": 3.0}, step=7)
@@ -287,15 +273,6 @@ def test_mlflow_starts_a_run_on_rank_0(tmp_path: Path, mlflow: Any) -> None:
     assert run.info.status == "FINISHED"
     (point,) = mlflow.MlflowClient().get_metric_history(run.info.run_id, "uprof/step_ms")
     assert point.step == 99
-
-
-@pytest.mark.slow
-def test_mlflow_joins_the_run_of_another_thread(tmp_path: Path, mlflow: Any) -> None:
-    with mlflow.start_run() as active:
-        export("mlflow", tmp_path, rank="1")
-        assert mlflow.active_run() is not None
-    run = mlflow.get_run(active.info.run_id)
-    check_scalars(run.data.metrics, "uprof/rank1/")
 
 
 POINT, WITHOUT_STEPS = watch_exporters._point(ROWS, [EVENT]), watch_exporters._point([], [EVENT])
