@@ -7,6 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.analysis.advice.faulty_runs import US, FaultyRun, advice, findings_by_kind, saving_ns
+from unified_prof.explain.advice.communication_rules import small_buckets
+from unified_prof.explain.advice.device_context import DeviceContext
+from unified_prof.explain.api import open_analyses
+from unified_prof.explain.msprof import MsprofAnalysis
 
 STEP = 1000 * US
 MIB = 1 << 20
@@ -361,20 +365,31 @@ def test_exposed_communication_from_five_percent(tmp_path: Path, length: int, fo
     assert ("exposed_communication" in findings_by_kind(path)) is found
 
 
-@pytest.mark.parametrize("computes", [False, True])
-def test_small_messages_are_found_if_nothing_runs_between(tmp_path: Path, computes: bool) -> None:
+@pytest.mark.parametrize("kernels", ["none", "between", "launched_before"])
+def test_small_messages_are_found_if_nothing_is_launched_between(
+    tmp_path: Path, kernels: str
+) -> None:
     """Small messages between kernels, as of tensor parallelism, cannot be combined."""
     with RunWithCollectives(tmp_path / "run.db", revision="latest") as run:
         for begin in run.steps(5, STEP):
             run.kernel(begin, begin + 500 * US)
-            for at in range(500, 1000, 25):
+            for number, at in enumerate(range(500, 1000, 25)):
                 start = begin + at * US
-                run.all_reduce(start, start + 20 * US, 40_000)
-                if computes:
-                    run.kernel(start + 20 * US, start + 25 * US)
-    findings = findings_by_kind(tmp_path / "run.db")
-    assert ("small_buckets" in findings) is not computes
-    if not computes:
+                launch, launched = 4294967295, None
+                if kernels == "launched_before":
+                    launched = begin + number * US
+                    launch = run.api(launched + 100 * US, launched + 101 * US, "launch")
+                    run.task(start, start + 20 * US, "Notify Wait", stream=30, connection=launch)
+                run.all_reduce(start, start + 20 * US, 40_000, connection=launch)
+                if kernels != "none":
+                    run.kernel(start + 20 * US, start + 25 * US, launched=launched)
+    with open_analyses(tmp_path / "run.db") as (analysis,):
+        assert isinstance(analysis, MsprofAnalysis)
+        (device,) = analysis.recording.devices
+        context = DeviceContext(analysis.recording, device)
+        assert bool([*small_buckets(context)]) is (kernels != "between")
+    if kernels == "none":
+        findings = findings_by_kind(tmp_path / "run.db")
         # 40 kB take 2 us of the 20 us of each message at 20 GB/s.
         assert saving_ns(findings["small_buckets"]) == 20 * 18 * US
         assert findings["small_buckets"].sure == "possible"

@@ -134,6 +134,20 @@ class _Collectives:
         start_ns = np.append(self._context.recording.host_calls.start_ns, -1)[call]
         return np.where((task >= 0) & (call >= 0), start_ns, -1)
 
+    @property
+    def launched_in_a_row(self) -> Flags:
+        """Mask of the messages that are launched after another one, without a kernel between."""
+        tasks, recording = self._context.tasks, self._context.recording
+        kernels = recording.work.connection[tasks.row[tasks.kind == KERNEL]]
+        calls = recording.host_calls.launching(kernels)
+        kernels_ns = np.sort(recording.host_calls.start_ns[calls[calls >= 0]])
+        launched_ns = self.launched_ns
+        place = np.searchsorted(kernels_ns, launched_ns)
+        order = np.argsort(launched_ns, kind="stable")
+        result = np.zeros(len(order), bool)
+        result[order[1:]] = np.diff(place[order]) == 0
+        return result & (launched_ns >= 0)
+
     def saving(self, saved_ns: NDArray[Any], removed: Flags | bool = False) -> Selection | None:
         """Return the change by which messages are shorter; None if their launches are unknown.
 
@@ -377,6 +391,7 @@ def small_buckets(context: DeviceContext) -> Iterator[Cause]:
         computed = intervals.covered(context.compute, before, np.maximum(before, start))
         # Messages that could have been part of the message before them.
         back_to_back = (start - before <= BACK_TO_BACK_NS) & (computed == 0)
+        back_to_back |= messages.launched_in_a_row[1:]
         if 2 * int(back_to_back.sum()) < len(size):
             return
     exposed = intervals.intersect(
@@ -394,7 +409,11 @@ def small_buckets(context: DeviceContext) -> Iterator[Cause]:
         cost,
         f"small messages: {count:,} of {len(size):,} are smaller than {limit >> 20} MiB, exposed "
         f"for {percent(context.share(exposed))} of the time; "
-        + (f"large messages reach {rate:.1f} GB/s" if measured else "nothing runs between them"),
+        + (
+            f"large messages reach {rate:.1f} GB/s"
+            if measured
+            else "most directly follow another one"
+        ),
         advice="send larger messages: larger buckets, one flat buffer, fewer reductions",
         sure="likely" if measured else "possible",
         change=messages.saving(np.where(small, transfer_ns - size / rate, 0), small),
