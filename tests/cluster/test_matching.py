@@ -147,18 +147,6 @@ def test_clocks_agree_within_two_microseconds(run: SimulatedRun) -> None:
     assert found.error.max() < 2_000
 
 
-def test_ranks_without_common_events_are_clock_islands() -> None:
-    run = simulate(Plan(tp=2, dp=1, pp=1, steps=2))
-    other = simulate(Plan(tp=2, dp=1, pp=1, steps=2, seed=1))
-    moved = []
-    for one in partials_of(other):
-        groups = tuple(replace(g, ranks=(2, 3)) for g in one.groups)
-        facts = replace(one.facts, rank=one.facts.rank + 2, host="elsewhere")
-        moved.append(replace(one, facts=facts, groups=groups))
-    found = align_clocks(match_collectives([*partials_of(run), *moved]))
-    assert found.island.tolist() == [0, 0, 1, 1]
-
-
 def test_groups_without_ranks_are_matched_by_name_and_incomplete(run: SimulatedRun) -> None:
     without_ranks = [
         replace(

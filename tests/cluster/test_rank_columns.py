@@ -274,6 +274,8 @@ def test_matches_waits_and_clocks_of_small_runs(seed: int) -> None:
         joined = set().union(*(islands[rank] for rank in times))
         islands |= dict.fromkeys(joined, joined)
     clocks = align_clocks(matched)
+    sizes = np.bincount(clocks.island).tolist()
+    assert sizes == sorted(sizes, reverse=True)
     for one, other in combinations(range(len(run.ranks)), 2):
         pair = run.ranks[one], run.ranks[other]
         is_common = pair[1] in islands[pair[0]]

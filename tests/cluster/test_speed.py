@@ -10,7 +10,6 @@ from unified_prof.cluster import replay
 from unified_prof.cluster.matching import match_collectives
 from unified_prof.cluster.rank_partial import MARK_END, MARK_START, MARK_STEP
 from unified_prof.cluster.summary import summarize_run
-from unified_prof.cluster.waits import compute_waits, exposed_waits, sums_in_memory
 
 
 def test_healthy_run_is_not_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,24 +85,3 @@ def test_operations_in_random_order_are_matched_like_sorted_ones() -> None:
 
 def fields(one: Any) -> dict[str, Any]:
     return {name: getattr(one, name) for name in one.__slots__}
-
-
-def test_waits_by_step_are_the_sums_of_the_rows() -> None:
-    matched = match_collectives(partials_of(simulate(Plan(steps=3, setup_ns=500_000))))
-    waits = compute_waits(matched)
-    uncovered = exposed_waits(matched, waits)
-    rows, events = matched.rows, matched.events
-    expected: dict[tuple[int, int], tuple[int, int, int, int]] = {}
-    for at in np.flatnonzero((rows.event >= 0) & (waits.wait >= 0) & (rows.step >= 0)).tolist():
-        key = (int(rows.step[at]), int(rows.rank[at]))
-        event, exposed = rows.event[at], int(uncovered[at])
-        before = expected.get(key, (0, 0, 0, 0))
-        added = (
-            int(waits.wait[at]),
-            exposed,
-            max(int(waits.setup[event]), 0),
-            exposed if events.src[event] >= 0 else 0,
-        )
-        expected[key] = tuple(a + b for a, b in zip(before, added, strict=True))  # type: ignore[assignment]
-    assert sums_in_memory(matched, waits).waits == expected
-    assert any(one[3] for one in expected.values())

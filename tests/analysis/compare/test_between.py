@@ -44,12 +44,6 @@ def test_sample_is_divided_into_runs() -> None:
         Sample.from_values([1, 2, 3], (2, 2))
 
 
-def test_two_different_runs_per_side_are_inconclusive() -> None:
-    found = spread(math.log(1.2), [0.0, 0.05], [0.18, 0.23], 0.0, NoiseModel())
-    assert found.half_width > math.log(1.2) > 0
-    assert found.p_value > 0.01
-
-
 def pooled(sides: list[list[float]], within: float, noise: Noise | None) -> tuple[float, float]:
     """Return the standard error of the difference of means, and its degrees of freedom.
 

@@ -53,20 +53,6 @@ def test_self_times_add_up_to_all_device_time(path: Path) -> None:
     assert (rest.count, rest.total_ns) == (2, 200 + 40)
 
 
-def test_only_child_with_the_name_of_its_parent_is_not_counted(path: Path) -> None:
-    with Device(path) as device:
-        device.call(0, 100, "aten::sum")
-        device.call(10, 90, "aten::sum", launches=1)
-        device.call(20, 60, "aten::empty")
-        device.call(200, 300, "aten::sum", launches=2)
-        device.task(400, 450, connection=1, kernel=("k", "K"))
-        device.task(450, 470, connection=2, kernel=("k", "K"))
-    row = rows(path, "self")["aten::sum"]
-    assert (row.count, row.total_ns) == (2, 70)
-    assert (row.extra["with_callees_ns"], row.extra["launches"]) == (70, 2)
-    assert (row.extra["host_ns"], row.extra["self_host_ns"]) == (200, 200 - 40)
-
-
 def test_cann_calls_within_an_operation_belong_to_it(path: Path) -> None:
     with Device(path) as device:
         device.call(0, 100, "aten::_convolution")
