@@ -204,7 +204,7 @@ class RunSummary:
 
     tables: dict[str, list[Row]]
     findings: list[Finding]  # Faults of ranks, hosts and links.
-    ranked: list[Finding]  # These and the costs that all ranks share, costliest first.
+    ranked: list[Finding]  # These, and then the costs that all ranks share.
     world_size: int
     ranks_read: int
     absent: tuple[int, ...]
@@ -275,7 +275,7 @@ def summarize_run(
         matched, waits, roles, signals, replay, tuple(steps), _step_length(matched, steps)
     )
     findings, shared = find_all(context)
-    ranked = _ranked(findings, shared)
+    ranked = [*findings, *shared]
     world, is_minimum = run_size(matched)
     known = {*matched.ranks, *(one.rank for one in unread)}
     absent = tuple(rank for rank in range(world) if rank not in known)
@@ -302,13 +302,6 @@ def summarize_run(
         matched.left_out,
         is_minimum,
     )
-
-
-def _ranked(findings: Sequence[Finding], shared: Sequence[Finding]) -> list[Finding]:
-    """Return faults and shared costs, costliest first; shared costs are bounds and count half."""
-    halves = [(-one.cost_ms_per_step / 2, one) for one in shared]
-    both = [*((-one.cost_ms_per_step, one) for one in findings), *halves]
-    return [one for _, one in sorted(both, key=lambda pair: pair[0])]
 
 
 def _matched(

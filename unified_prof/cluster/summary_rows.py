@@ -344,7 +344,7 @@ def _add(
 
 
 def finding_rows(findings: Sequence[Finding]) -> list[Row]:
-    """Return FINDING: findings, costliest first."""
+    """Return FINDING: findings in order."""
     return [
         (
             *(place, one.kind),
