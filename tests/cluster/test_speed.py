@@ -1,5 +1,6 @@
 """Optimized code paths give the results of simple ones, and needless work is skipped."""
 
+from dataclasses import replace as changed
 from typing import Any
 
 import numpy as np
@@ -12,14 +13,16 @@ from unified_prof.cluster.rank_partial import MARK_END, MARK_START, MARK_STEP
 from unified_prof.cluster.summary import summarize_run
 
 
-def test_healthy_run_is_not_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_healthy_run_with_short_transfers_is_not_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: Any, **__: Any) -> None:
         raise AssertionError
 
     monkeypatch.setattr(replay, "build_timeline", never)
-    assert summarize_run(partials_of(simulate(Plan(steps=3)))).findings == []
-    with pytest.raises(AssertionError):
-        summarize_run(partials_of(simulate(Plan(steps=3, slow={5: 1.3}))))
+    fast = Plan(steps=3, pp=1, tp=1, network_gb_per_s=2000.0, buckets=4, noise=0.001)
+    assert summarize_run(partials_of(simulate(fast))).ranked == []
+    for plan in (changed(fast, slow={2: 1.3}), Plan(steps=3)):
+        with pytest.raises(AssertionError):
+            summarize_run(partials_of(simulate(plan)))
 
 
 def queued_one_by_one(
@@ -27,10 +30,14 @@ def queued_one_by_one(
 ) -> dict[int, tuple[int, int]]:
     """Return the last end of its queue for each mark, as `replay._queued` does.
 
-    Kind 0 are transfers with queues of their own; kinds 1 and 2 of a group share one.
+    Kind 0 are transfers with queues of their own; kinds 1 and 2 of a group share one. If three
+    quarters of the starts of a queue follow ends of any queue within 5 µs, these are returned.
     """
     result = {}
     latest: dict[tuple[int, int], int] = {}
+    starts: dict[tuple[int, int], list[int]] = {}
+    chained: dict[int, tuple[int, int]] = {}
+    last = -1
     count = len(matched)
     # Ends at the same time count, wherever they are among the marks.
     order = sorted(
@@ -42,10 +49,19 @@ def queued_one_by_one(
         op = marks["op"][mark]
         key = (int(ops["group"][op]), int(ops["kind"][op] == 0))
         if marks["what"][mark] == MARK_END:
-            latest[key] = mark
-        elif key in latest and marks["op"][latest[key]] != op:
+            latest[key] = last = mark
+            continue
+        starts.setdefault(key, []).append(mark)
+        after = int(marks["time"][mark] - marks["time"][last])
+        if last >= 0 and marks["op"][last] != op and after <= 5_000:
+            chained[mark] = int(matched[last]), after
+        if key in latest and marks["op"][latest[key]] != op:
             delay = int(marks["time"][mark] - marks["time"][latest[key]])
             result[mark] = (int(matched[latest[key]]), delay if delay <= 5_000 else -1)
+    for key, queue in starts.items():
+        follow = [mark for mark in queue if mark in chained]
+        if key in latest and len(follow) >= 0.75 * len(queue):
+            result |= {mark: chained[mark] for mark in follow}
     return result
 
 

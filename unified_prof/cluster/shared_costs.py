@@ -38,7 +38,9 @@ def shared_costs(context: RuleContext, fixed: ReplayChange) -> Iterator[Candidat
     `fixed` is the change that removes all faults.
     """
     if not context.is_watched and len(context.steps):
-        gain_ns = context.replay.gain_ns(fixed) / max(len(context.replay.steps), 1)
+        gain_ns = 0.0
+        if fixed != ReplayChange():  # Otherwise, a healthy run is not replayed.
+            gain_ns = context.replay.gain_ns(fixed) / max(len(context.replay.steps), 1)
         context = replace(context, step_ns=context.step_ns - gain_ns)
         yield from _pipeline_bubble(context, fixed, gain_ns)
         yield from _small_buckets(context)
@@ -92,8 +94,9 @@ def _pipeline_bubble(
     ranks = len(matched.ranks)
     waits = np.bincount(rank, exposed_ns, ranks) / steps
     bubbles = np.bincount(rank, exposed_ns * receives, ranks) / steps
-    saved_ns = context.replay.saved_ns(fixed) / max(len(context.replay.steps), 1)
-    bubbles *= np.clip(1 - (gain_ns - saved_ns) / np.maximum(waits, 1), 0, None)
+    if gain_ns:
+        saved_ns = context.replay.saved_ns(fixed) / max(len(context.replay.steps), 1)
+        bubbles *= np.clip(1 - (gain_ns - saved_ns) / np.maximum(waits, 1), 0, None)
     stages, received = np.unique(rank[receives], return_counts=True)
     bubble_ns = float(bubbles[stages].min())
     text = (
@@ -181,7 +184,12 @@ def _late_launches(context: RuleContext, places: Ints) -> dict[tuple[int, int], 
 def _exposed_communication(context: RuleContext) -> Iterator[Candidate]:
     """Yield transfers that delay the ranks; the change is full overlap with compute."""
     places = np.flatnonzero(_usable(context))
-    if not len(places):
+    exposed_ns = [
+        np.mean(one.steps["exposed"][np.isin(one.steps["step"], context.steps)])
+        for one in context.matched.partials
+    ]
+    # Overlap saves no more, so shorter times need no replay.
+    if not len(places) or max(exposed_ns) < _MIN_SHARE * context.step_ns:
         return
     text = (
         f"exposed communication: all ranks wait for transfers, {_most(context, places)}: overlap "

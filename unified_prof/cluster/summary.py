@@ -45,9 +45,8 @@ from unified_prof.recording.collectives import POINT_TO_POINT
 from unified_prof.recording.model import Finding
 
 # Operations that a member may leave before the others have arrived.
-_ONE_SIDED = (
-    *(*POINT_TO_POINT, "send_receive", "coalesced"),
-    *("broadcast", "scatter", "gather", "reduce"),
+_ONE_SIDED = frozenset(
+    (*POINT_TO_POINT, *"send_receive coalesced broadcast scatter gather reduce".split())
 )
 # Events per group and kind that are compared to find recordings of other runs.
 _SAMPLED_EVENTS = 32
