@@ -409,13 +409,19 @@ class Replay:
         """Return a replay of `steps` only, limited to the first ones that fit `_MAX_OPERATIONS`."""
         return Replay(*self._inputs, steps, within=True)
 
+    @cached_property
+    def _unchanged_ends_ns(self) -> list[int]:
+        return self._graph.ends_ns()
+
     def gain_ns(self, change: ReplayChange) -> float:
         """Return the total time that a change saves over all replayed steps, ns.
 
         The saving is measured on the rank that ends last, because the next step waits for it; but
         if the recording of that rank is longer than others, on the first rank.
         """
-        before, after = self._graph.ends_ns(), self._graph.ends_ns(change)
+        if change == _NO_CHANGE:
+            return 0.0
+        before, after = self._unchanged_ends_ns, self._graph.ends_ns(change)
         return max(before[0] - after[0], max(before) - max(after))
 
     def saved_ns(self, change: ReplayChange) -> Floats:

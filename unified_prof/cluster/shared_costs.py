@@ -38,9 +38,7 @@ def shared_costs(context: RuleContext, fixed: ReplayChange) -> Iterator[Candidat
     `fixed` is the change that removes all faults.
     """
     if not context.is_watched and len(context.steps):
-        gain_ns = 0.0
-        if fixed != ReplayChange():  # Otherwise, a healthy run is not replayed.
-            gain_ns = context.replay.gain_ns(fixed) / max(len(context.replay.steps), 1)
+        gain_ns = context.replay.gain_ns(fixed) / max(len(context.replay.steps), 1)
         context = replace(context, step_ns=context.step_ns - gain_ns)
         yield from _pipeline_bubble(context, fixed, gain_ns)
         yield from _small_buckets(context)

@@ -26,8 +26,8 @@ from unified_prof.recording.breakdowns import finish
 from unified_prof.recording.calls import sort_rows
 from unified_prof.recording.device import step_rows, stream_rows, with_vendor
 from unified_prof.recording.framework import NONE
-from unified_prof.recording.model import THEN, Breakdown, By, Row, Series
-from unified_prof.recording.recording import BreakdownSpec, Recording
+from unified_prof.recording.model import THEN, Breakdown, BreakdownSpec, By, Row, Series
+from unified_prof.recording.recording import Recording
 from unified_prof.recording.source import device_name
 from unified_prof.recording.task_order import LaunchedTasks
 from unified_prof.recording.timeline import stacked, thin_line

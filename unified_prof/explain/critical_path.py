@@ -23,8 +23,8 @@ from unified_prof.explain.schedule.graph import Segments
 from unified_prof.explain.schedule.selection import Selection, in_ranges_ns
 from unified_prof.explain.self_time import HostTimeline
 from unified_prof.recording.calls import KINDS, UNKNOWN
-from unified_prof.recording.model import Breakdown, Row
-from unified_prof.recording.recording import BreakdownSpec, Recording
+from unified_prof.recording.model import Breakdown, BreakdownSpec, Row
+from unified_prof.recording.recording import Recording
 from unified_prof.recording.source import recorded_anomalies
 from unified_prof.recording.timeline import Track
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,10 +21,12 @@ from unified_prof.recording import names
 from unified_prof.recording.breakdowns import finish
 from unified_prof.recording.calls import COMMUNICATION, COPY, UNKNOWN, Labels, sort_rows
 from unified_prof.recording.framework import OTHER_PASS
-from unified_prof.recording.model import Breakdown, Row
+from unified_prof.recording.model import Breakdown, BreakdownSpec, Row
 from unified_prof.recording.operators import numbered
-from unified_prof.recording.recording import BreakdownSpec, Recording
 from unified_prof.recording.task_order import TaskWindow
+
+if TYPE_CHECKING:
+    from unified_prof.recording.recording import Recording
 
 CLASSES: Final = (
     names.MATMUL,

@@ -19,8 +19,8 @@ from unified_prof.recording import names
 from unified_prof.recording.breakdowns import finish
 from unified_prof.recording.calls import UNKNOWN, Labels, sort_rows
 from unified_prof.recording.framework import NONE, Framework
-from unified_prof.recording.model import Breakdown, By, Row
-from unified_prof.recording.recording import BreakdownSpec, Recording
+from unified_prof.recording.model import Breakdown, BreakdownSpec, By, Row
+from unified_prof.recording.recording import Recording
 
 # Ranges that are neither operations nor annotations: steps, Python frames, modules.
 _UNNAMED_CODE = re.compile(r"ProfilerStep#\d+$|\.py\(\d+\): |^<built-in |^nn\.Module: ")

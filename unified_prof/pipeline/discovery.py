@@ -357,8 +357,7 @@ def report_hint(path: Path, message: str) -> str | None:
     from unified_prof.cluster import rank_partial
     from unified_prof.sqlite.run_spool import recovery_hint
 
-    if not path.exists():
-        # Backslashes of a Windows path do not separate names elsewhere.
+    if not path.exists():  # Backslashes of a Windows path do not separate names elsewhere.
         folder, _, name = str(path).replace("\\", "/").rpartition("/")
         where = Path(folder) if Path(folder).is_dir() else Path()
         names = {one.name.casefold(): one for one in where.iterdir()}
@@ -370,15 +369,13 @@ def report_hint(path: Path, message: str) -> str | None:
             f"`uprof report {path} --rank N` for one rank, `uprof export {path} --ranks "
             "N,...` for timelines"
         )
-    if path.is_dir() and (hint := rank_partial.completion_hint(path)) is not None:
-        return hint
-    if path.is_dir() and (hint := recovery_hint(path)) is not None:
+    if path.is_dir() and (hint := rank_partial.completion_hint(path) or recovery_hint(path)):
         return hint
     if path.is_file() and not path.stat().st_size:
         return None
     convert = f"run `uprof convert {path}` first, or use --convert"
-    # A damaged database can be of any kind; only certain recordings get the hint.
-    of = sources.certain_source if path.suffix in (".db", ".sqlite") else sources.find_source
+    is_database = path.suffix in (".db", ".sqlite")  # If damaged, it can be of any kind.
+    of = sources.certain_source if is_database else sources.find_source
     if (source := of(path)) is not None:
         if source.sniff(path) is Match.CERTAIN:
             return f"it is {source.description}; {convert}"

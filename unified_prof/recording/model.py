@@ -10,15 +10,18 @@ turn it into a number.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.base.columns import CoveredPart
 from unified_prof.base.display import Displayed
+
+if TYPE_CHECKING:
+    from unified_prof.recording.recording import Recording
 
 By = str  # The name of a breakdown, one of `KINDS`.
 
@@ -36,6 +39,17 @@ class Kind:
     detailed: str = "detail"  # Heading of the column of details.
     # True if it is computed only with `--by NAME`, not in reports with all breakdowns.
     when_asked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BreakdownSpec:
+    """How to compute one breakdown, and when it is available."""
+
+    # Returns True if the recording has the data; must be cheap, as it is called for every report.
+    supports: Callable[[Recording], bool]
+    compute: Callable[[Recording], Breakdown]
+    # Returns True if it is cheap enough for reports that do not ask for it by name.
+    is_quick: Callable[[Recording], bool] = lambda _: True
 
 
 KINDS: dict[By, Kind] = {

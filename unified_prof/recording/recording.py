@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import cached_property
 from importlib import import_module
 from typing import cast
@@ -28,7 +27,7 @@ from unified_prof.recording.device_tasks import Work
 from unified_prof.recording.framework import Framework
 from unified_prof.recording.host_calls import HostCalls, TaskQueue, load_task_queue
 from unified_prof.recording.idle_time import IdleTime
-from unified_prof.recording.model import Breakdown, By, Clock, Kind
+from unified_prof.recording.model import BreakdownSpec, By, Clock, Kind
 from unified_prof.recording.python_frames import PythonCalls, python_calls
 from unified_prof.recording.source import (
     NOTHING_KNOWN,
@@ -344,17 +343,6 @@ class Recording:
         ranges = step_trace.ranges(self.source, ran, self.host_calls)
         work = step_trace.read_work(self.source, ran)
         return tuple(step_trace.traces(self.source, work, ranges))
-
-
-@dataclass(frozen=True, slots=True)
-class BreakdownSpec:
-    """How to compute one breakdown, and when it is available."""
-
-    # Returns True if the recording has the data; must be cheap, as it is called for every report.
-    supports: Callable[[Recording], bool]
-    compute: Callable[[Recording], Breakdown]
-    # Returns True if it is cheap enough for reports that do not ask for it by name.
-    is_quick: Callable[[Recording], bool] = lambda _: True
 
 
 def breakdown_spec(kind: Kind) -> BreakdownSpec:

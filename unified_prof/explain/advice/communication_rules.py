@@ -1,9 +1,8 @@
-"""Advice rules about communication: exposed, small messages, collective waits, NPU transfers."""
+"""Advice rules about communication: exposed, small messages, collective waits."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
@@ -11,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays import intervals
-from unified_prof.arrays.grouping import Frame, Ints, Lookup, Runs, by_key
-from unified_prof.base.text import NS_PER_S, scaled
+from unified_prof.arrays.grouping import Ints, Lookup, Runs, by_key
+from unified_prof.base.text import scaled
 from unified_prof.explain.advice.device_context import (
     Cause,
     DeviceContext,
@@ -20,7 +19,6 @@ from unified_prof.explain.advice.device_context import (
     matrix_kernels,
 )
 from unified_prof.explain.advice.idle_segments import (
-    MIN_SHARE,
     WARN_SHARE,
     Flags,
     duration,
@@ -29,7 +27,7 @@ from unified_prof.explain.advice.idle_segments import (
     plural,
 )
 from unified_prof.explain.schedule.selection import Selection
-from unified_prof.recording import collectives, names
+from unified_prof.recording import collectives
 from unified_prof.recording.calls import COMMUNICATION, KERNEL
 from unified_prof.recording.model import Evidence
 from unified_prof.recording.operators import numbered
@@ -55,7 +53,7 @@ SMALL_SHARE, MIN_SMALL_PER_STEP = 0.2, 10
 LARGE_GB_PER_S, BACK_TO_BACK_NS = 20.0, 100_000
 
 
-class _Collectives:
+class Messages:
     """Collectives of one device within the analyzed steps: all, or a part of them."""
 
     def __init__(self, context: DeviceContext, part: Literal["retried", "others", ""] = "") -> None:
@@ -84,6 +82,7 @@ class _Collectives:
 
     @property
     def length(self) -> Ints:
+        """Duration of each message."""
         return self.end - self.start
 
     def transfer_ns(self) -> Ints:
@@ -198,7 +197,7 @@ def repeated_reductions(context: DeviceContext) -> Iterator[Cause]:
     """Find gradients that DDP reduces more than once per optimizer step."""
     framework = context.recording.framework
     assert framework is not None
-    messages = _Collectives(context, "others")
+    messages = Messages(context, "others")
     ranges = context.ranges(lambda name: name == "DistributedDataParallel.forward", ahead=True)
     forward_ns = np.sort(framework.start_ns[ranges])
     optimizer_ns = np.sort(framework.start_ns[context.ranges(is_optimizer_step, ahead=True)])
@@ -242,7 +241,7 @@ def repeated_reductions(context: DeviceContext) -> Iterator[Cause]:
 
 def exposed_communication(context: DeviceContext) -> Iterator[Cause]:
     """Find communication without overlap with compute, except one last bucket per step."""
-    messages = _Collectives(context, "others")
+    messages = Messages(context, "others")
     exposed = messages.exposed.total_ns
     if context.share(exposed) < EXPOSED_SHARE:
         return
@@ -331,7 +330,7 @@ def exposed_communication(context: DeviceContext) -> Iterator[Cause]:
 
 
 def _without_fill_ns(
-    context: DeviceContext, messages: _Collectives, wait_ns: NDArray[np.float64]
+    context: DeviceContext, messages: Messages, wait_ns: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     """Return the waits without those in which a pipeline fills at the start of a step.
 
@@ -350,7 +349,7 @@ def _without_fill_ns(
     return result
 
 
-def _last_buckets_ns(context: DeviceContext, messages: _Collectives) -> Ints:
+def _last_buckets_ns(context: DeviceContext, messages: Messages) -> Ints:
     """Return the exposed time of each message that is the last bucket of a step, 0 for others.
 
     Nothing can overlap it. At most one bucket per step counts: the first `BUCKET_BYTES` of a larger
@@ -378,7 +377,7 @@ def _last_buckets_ns(context: DeviceContext, messages: _Collectives) -> Ints:
 
 def small_buckets(context: DeviceContext) -> Iterator[Cause]:
     """Find many messages that are so small that latency dominates."""
-    messages = _Collectives(context)
+    messages = Messages(context)
     size = messages.size
     limit = SMALL_SDMA_BYTES if _by_sdma(context) else SMALL_BYTES
     small, large = (size >= 0) & (size < limit), size >= limit
@@ -429,191 +428,13 @@ def small_buckets(context: DeviceContext) -> Iterator[Cause]:
     )
 
 
+SDMA, RDMA, ON_CHIP = 0, 1, 0  # Values of transportType and linkType.
+
+
 def _by_sdma(context: DeviceContext) -> bool:
     """Return True if SDMA transfers between devices; otherwise RDMA or GPU links do."""
     table = context.recording.source.integers(
         "COMMUNICATION_TASK_INFO", {"transport": "transportType", "link": "linkType"}
     )
-    remote = (table["link"] != _ON_CHIP) & np.isin(table["transport"], (_SDMA, _RDMA))
-    return bool(remote.any()) and bool((table["transport"][remote] == _SDMA).all())
-
-
-ALIGNED_BYTES = 512  # SDMA transfers whole blocks of this size.
-AFFECTED_SHARE = 0.2  # Minimum share of SDMA time (MindStudio advisor's lowest level).
-SLOW_SHARE = 0.8  # Maximum rate during matrix kernels, as a share of the rate without them.
-LARGE_BYTES = 1 << 20  # Smaller transfers are not used to determine a rate.
-# RDMA retransmits a message that is not acknowledged within 4 s (MindStudio advisor's threshold).
-RETRANSMITTED_NS = 4 * NS_PER_S
-# Minimum number of transfers on each side of a comparison.
-MIN_TRANSFERS = 5
-_SDMA, _RDMA, _ON_CHIP = 0, 1, 0
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Transfers(Frame):
-    """Tasks of collectives that transferred bytes within the analyzed steps."""
-
-    start_ns: Ints
-    length_ns: Ints
-    size_bytes: Ints
-    transport: Ints
-    link: Ints
-
-    @property
-    def sdma(self) -> _Transfers:
-        """Transfers between devices by SDMA."""
-        return self.take((self.transport == _SDMA) & (self.link != _ON_CHIP))
-
-    @property
-    def end_ns(self) -> Ints:
-        return self.start_ns + self.length_ns
-
-    @property
-    def rate(self) -> float:
-        """Median rate in bytes per ns, that is GB/s."""
-        return float(np.median(self.size_bytes / np.maximum(self.length_ns, 1)))
-
-
-def _slow_transfers(
-    context: DeviceContext,
-    transfers: _Transfers,
-    lost_ns: float,
-    text: str,
-    *,
-    figures: dict[str, Any],
-    **details: Any,
-) -> Iterator[Cause]:
-    """Find transfers that lose time, as far as they are not overlapped with compute."""
-    transferring = context.clip(transfers.start_ns, transfers.end_ns)
-    messages, total_ns = _Collectives(context), max(int(transfers.length_ns.sum()), 1)
-    inside_ns = intervals.covered(transferring, messages.start, messages.end)
-    change = messages.saving(inside_ns * min(lost_ns / total_ns, 1.0))
-    cost = min(lost_ns, float(intervals.subtract(transferring, context.compute).total_ns))
-    if context.share(cost) >= MIN_SHARE:
-        figures = {"transfers": len(transfers), **figures}
-        yield context.finding(cost, text, change=change, figures=figures, **details)
-
-
-def _transfers(context: DeviceContext) -> _Transfers:
-    tasks = context.recording.tasks
-    table = context.recording.source.integers(
-        "COMMUNICATION_TASK_INFO",
-        {
-            "id": "globalTaskId",
-            "size": "coalesce(size, -1)",
-            "transport": "coalesce(transportType, -1)",
-            "link": "coalesce(linkType, -1)",
-        },
-    )
-    row = Lookup(tasks.identity).rows(table["id"])
-    selected = (row >= 0) & (table["size"] > 0)
-    selected &= context.is_analyzed(np.append(tasks.start_ns, 0)[row])
-    if context.device_id is not None:
-        selected &= np.append(tasks.device, -1)[row] == context.device_id
-    row = row[selected]
-    columns = (table[name][selected] for name in ("size", "transport", "link"))
-    return _Transfers(tasks.start_ns[row], tasks.duration_ns[row], *columns)
-
-
-def unaligned_messages(context: DeviceContext) -> Iterator[Cause]:
-    """Find SDMA transfers whose sizes are not a multiple of the SDMA block size."""
-    sdma = _transfers(context).sdma
-    is_unaligned = (sdma.size_bytes > ALIGNED_BYTES) & (sdma.size_bytes % ALIGNED_BYTES != 0)
-    unaligned = sdma.take(is_unaligned)
-    aligned = sdma.take(~is_unaligned & (sdma.size_bytes >= LARGE_BYTES))
-    share = float(unaligned.length_ns.sum() / max(sdma.length_ns.sum(), 1))
-    if not len(unaligned) or share < AFFECTED_SHARE:
-        return
-    advice = "pad buckets and shards to a multiple of 512 bytes"
-    if len(aligned) < MIN_TRANSFERS:
-        if context.share(_Collectives(context).exposed.total_ns) >= EXPOSED_SHARE:
-            yield context.finding(
-                0,
-                f"unaligned messages: {plural(len(unaligned), 'transfer')} ({percent(share)} of "
-                f"SDMA time) with sizes that are not a multiple of {ALIGNED_BYTES} bytes; the "
-                "saving is unknown without aligned ones",
-                advice=advice,
-                sure="possible",
-                figures={"transfers": len(unaligned), "share_of_sdma": round(share, 4)},
-            )
-        return
-    slower = max(0.0, 1 - unaligned.rate / aligned.rate)
-    yield from _slow_transfers(
-        context,
-        unaligned,
-        slower * float(unaligned.length_ns.sum()),
-        f"unaligned messages: {plural(len(unaligned), 'transfer')} ({percent(share)} of SDMA "
-        f"time) with sizes that are not a multiple of 512 bytes reach {unaligned.rate:.1f} GB/s, "
-        f"aligned ones {aligned.rate:.1f} GB/s",
-        advice=advice,
-        sure="likely",
-        figures={
-            "share_of_sdma": round(share, 4),
-            "gb_per_s": round(unaligned.rate, 3),
-            "aligned_gb_per_s": round(aligned.rate, 3),
-        },
-    )
-
-
-def link_contention(context: DeviceContext) -> Iterator[Cause]:
-    """Find SDMA transfers that are slower while matrix kernels run."""
-    sdma = _transfers(context).sdma
-    sdma = sdma.take(sdma.size_bytes >= LARGE_BYTES)
-    tasks = context.tasks
-    matmul = context.in_class(names.MATMUL) & (tasks.kind == KERNEL)
-    matmuls = tasks.spans(matmul)
-    low = np.searchsorted(matmuls.end_ns, sdma.start_ns, side="right")
-    high = np.searchsorted(matmuls.start_ns, sdma.end_ns, side="left")
-    during, other = sdma.take(high > low), sdma.take(high <= low)
-    if min(len(during), len(other)) < MIN_TRANSFERS or during.rate >= SLOW_SHARE * other.rate:
-        return
-    lost = float((during.length_ns - during.size_bytes / other.rate).clip(0).sum())
-    yield from _slow_transfers(
-        context,
-        during,
-        lost,
-        f"link contention: {plural(len(during), 'transfer')} during matrix kernels reach "
-        f"{during.rate:.1f} GB/s, others {other.rate:.1f} GB/s: they compete for memory bandwidth",
-        advice="compare with overlap disabled for these layers, or start the transfers later",
-        sure="possible",
-        figures={"gb_per_s": round(during.rate, 3), "alone_gb_per_s": round(other.rate, 3)},
-    )
-
-
-def retransmission(context: DeviceContext) -> Iterator[Cause]:
-    """Find messages that HCCL sent again, and RDMA transfers of 4 s or more."""
-    advice = (
-        "check the switch (PFC, packet loss), HCCL_RDMA_TC and HCCL_RDMA_SL, and the counters of "
-        "the network cards"
-    )
-    messages = _Collectives(context, "retried")
-    if len(messages.rows):
-        usual = _Collectives(context, "others")
-        usual_ns = np.median(usual.length) if len(usual.rows) else 0
-        lost_ns = np.minimum(messages.alone_ns, (messages.length - usual_ns).clip(0))
-        if context.share(float(lost_ns.sum())) >= MIN_SHARE:
-            yield context.finding(
-                float(lost_ns.sum()),
-                f"retransmission: HCCL sent {plural(len(messages.rows), 'message')} again, up to "
-                f"{duration(int(messages.length.max()))} long",
-                advice=advice,
-                sure="likely",
-                change=messages.saving(lost_ns),
-                figures={"retried": len(messages.rows), "longest_ns": int(messages.length.max())},
-                evidence=messages.evidence(),
-            )
-        return
-    transfers = _transfers(context)
-    rdma = transfers.take(transfers.transport == _RDMA)
-    slow = rdma.take(rdma.length_ns > RETRANSMITTED_NS)
-    if not len(slow) or len(rdma) < MIN_TRANSFERS:
-        return
-    yield from _slow_transfers(
-        context,
-        slow,
-        float((slow.length_ns - np.median(rdma.length_ns)).sum()),
-        f"retransmission: {plural(len(slow), 'RDMA transfer')} of more than 4 s",
-        advice=advice,
-        sure="likely",
-        figures={"longest_ns": int(slow.length_ns.max())},
-    )
+    remote = (table["link"] != ON_CHIP) & np.isin(table["transport"], (SDMA, RDMA))
+    return bool(remote.any()) and bool((table["transport"][remote] == SDMA).all())

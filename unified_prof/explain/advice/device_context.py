@@ -106,22 +106,30 @@ class HostCode:
     number: Ints
     texts: list[str]
 
-    def covering(self, begin: int, end: int, thread: int | None) -> list[str]:
-        """Return the names of those that cover most of an interval, innermost first."""
+    def covering(
+        self, begin: int, end: int, thread: int | None, *, ended: bool = False
+    ) -> list[str]:
+        """Return the names of those that cover most of an interval, innermost first.
+
+        If `ended`, they also end in it.
+        """
         length = self.end_ns - self.start_ns
         overlap = np.minimum(self.end_ns, end) - np.maximum(self.start_ns, begin)
         covers = overlap >= COVERED_SHARE * (end - begin)
         covers &= length <= MAX_COVER_LENGTHS * (end - begin)
         if thread is not None:
             covers &= self.thread == thread
+        if ended:
+            covers &= self.end_ns <= end
         rows = np.flatnonzero(covers)
         rows = rows[np.argsort(length[rows], kind="stable")]
         return [self.texts[number] for number in self.number[rows].tolist()]
 
-    def place(self, begin: int, end: int, thread: int | None = None) -> str:
-        """Return the innermost function of the program that covers most of an interval."""
-        code = self.covering(begin, end, thread)
-        return code_place(next(filter(user_frame, code), code[0] if code else ""))
+    def place(self, begin: int, end: int, thread: int | None = None, *, ended: bool = False) -> str:
+        """Return the innermost function or else annotation of the program, as for `covering`."""
+        code = self.covering(begin, end, thread, ended=ended)
+        others = [one for one in code if not one.startswith("<") and not FRAME.match(one)]
+        return code_place(next(filter(user_frame, code), others[0] if others else ""))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,8 +27,10 @@ from unified_prof.recording.idle import (
     SYNCHRONIZING,
 )
 from unified_prof.recording.names import LAUNCHES
-from unified_prof.recording.recording import Recording
 from unified_prof.recording.tasks import FOREVER
+
+if TYPE_CHECKING:
+    from unified_prof.recording.recording import Recording
 
 Flags = NDArray[np.bool_]
 

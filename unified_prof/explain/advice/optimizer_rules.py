@@ -37,6 +37,9 @@ _ONE_STATE = re.compile(r"Optimizer\.step#(?:RMSprop|Adagrad)\.")
 _NPU_FUSED = "use torch_npu.optim.NpuFusedAdamW or another NpuFused optimizer"
 
 
+SHOWN_SHARE = 0.005  # Minimum share of the time to mention host-bound time.
+
+
 def unfused_optimizer(context: DeviceContext) -> Iterator[Cause]:
     """Find many small kernels of an optimizer.
 
@@ -61,13 +64,11 @@ def unfused_optimizer(context: DeviceContext) -> Iterator[Cause]:
     if cost.share < OPTIMIZER_SHARE:
         return
     steps = Selection(ranges=context.ranges(is_optimizer_step, ahead=True))
-    yield cost.finding(
-        f"unfused optimizer: {percent(cost.share)} of the time, {count // context.step_count:,} "
-        f"kernels per step; {percent(context.share(cost.host_bound_ns))} of the time is host-bound "
-        "idle time before them",
-        _fuse(context, "fused=True or foreach=True"),
-        steps,
-    )
+    text = f"unfused optimizer: {percent(cost.share)} of the time, "
+    text += f"{count // context.step_count:,} kernels per step"
+    if (host_bound := context.share(cost.host_bound_ns)) >= SHOWN_SHARE:
+        text += f"; {percent(host_bound)} of the time is host-bound idle time before them"
+    yield cost.finding(text, _fuse(context, "fused=True or foreach=True"), steps)
 
 
 def _uses(context: DeviceContext, optimizer: re.Pattern[str]) -> bool:

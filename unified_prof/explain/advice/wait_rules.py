@@ -341,13 +341,16 @@ WORK_AFTER_NS, EXAMINED_GAPS = 200_000, 50
 
 
 def _work_after(context: DeviceContext, gaps: _SyncGaps) -> str:
-    """Return the function that the host runs in most of the time of the gaps; empty if none."""
+    """Return the function that the host runs in most of the time of the gaps; empty if none.
+
+    A function that ends after a gap launches the task after it.
+    """
     length, total_ns = gaps.end_ns - gaps.start_ns, Counter[str]()
     rows = np.argsort(-length, kind="stable")[:EXAMINED_GAPS]
     for at in rows[length[rows] >= WORK_AFTER_NS].tolist():
         begin, end = int(gaps.start_ns[at]), int(gaps.end_ns[at])
         for thread in context.step_threads or (None,):
-            total_ns[context.host_code.place(begin, end, thread)] += end - begin
+            total_ns[context.host_code.place(begin, end, thread, ended=True)] += end - begin
     name, most_ns = next(iter(total_ns.most_common(1)), ("", 0))
     return name if 2 * most_ns > length[rows].sum() else ""
 

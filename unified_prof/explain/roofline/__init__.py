@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from unified_prof.explain.roofline.peaks import is_available, is_quick
-from unified_prof.recording.model import Breakdown
-from unified_prof.recording.recording import BreakdownSpec, Recording
+from unified_prof.recording.model import Breakdown, BreakdownSpec
+from unified_prof.recording.recording import Recording
 
 
 def _rows(recording: Recording) -> Breakdown:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +12,10 @@ from unified_prof.arrays import intervals
 from unified_prof.arrays.grouping import Ints
 from unified_prof.arrays.intervals import IntervalSet
 from unified_prof.recording.names import Words
-from unified_prof.recording.recording import Recording
 from unified_prof.recording.source import possible
+
+if TYPE_CHECKING:
+    from unified_prof.recording.recording import Recording
 
 NO_ROWS = np.zeros(0, np.int64)
 
