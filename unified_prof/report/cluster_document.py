@@ -402,7 +402,9 @@ def finding_line(one: FindingRecord, step_ms: float | None = None) -> tuple[str,
     share = f" ({names.format_share(one.cost_ms_per_step, step_ms)})" if step_ms else ""
     if one.text.endswith(_WHOLE_RECORDING):
         return cost, one.text.removesuffix(f"; costs {cost}{_WHOLE_RECORDING}")
-    return f"{cost}/step{share}", one.text.removesuffix(f"; costs {cost} per step")
+    text = one.text.removesuffix(f"; costs {cost} per step")
+    text = text.replace(f"; costs at most {cost} per step", " (upper bound)")
+    return f"{cost}/step{share}", text
 
 
 # Minimum share of the step for collective setup, or for communication with absent ranks, to be
