@@ -69,7 +69,7 @@ _NO_CHANGE = ReplayChange()
 _NOTHING = np.empty(0, np.int64)
 # Maximum delay between two operations of a group if the second one was already enqueued, ns.
 _QUEUED_NS = 5_000
-# Minimum share of the operations of a queue that start when others end, for these to cause it.
+# Minimum share of the operations of a queue that start when reduce-scatters end, to wait for them.
 _MIN_CHAINED_SHARE = 0.75
 # Minimum idle time before an end that shows that the rank waited for that end, ns.
 _MIN_IDLE_NS = 10_000
@@ -187,7 +187,8 @@ def build_timeline(
     resumes = no_kernels | (lead <= np.maximum(before / 10, _RESUME_NS))
     in_idle = is_end & (matched >= 0) & (before > 0) & (uncovered | (resumes & (before >= enough)))
     transfers = [at for at, kind in enumerate(partial.kinds) if kind in POINT_TO_POINT]
-    behind, delay = _queued(marks, ops, matched, transfers)
+    scatters = [at for at, kind in enumerate(partial.kinds) if kind == "reduce_scatter"]
+    behind, delay = _queued(marks, ops, matched, transfers, scatters)
     # A start right after the end of another operation does not show what the device did.
     passed = np.append(delay >= 0, False)
     passed[:count] &= no_kernels
@@ -223,22 +224,26 @@ def build_timeline(
 
 
 def _queued(
-    marks: Columns, ops: Columns, matched: Ints, transfers: Sequence[int]
+    marks: Columns,
+    ops: Columns,
+    matched: Ints,
+    transfers: Sequence[int],
+    scatters: Sequence[int],
 ) -> tuple[Ints, Ints]:
     """Return for each start the previous event of its queue, and the delay after it.
 
     The collectives of a group of all kinds share one queue; its sends and its receives have
     their own. An operation that starts right after another one was already enqueued; so were those
-    of a queue that nearly always starts right after operations of other queues. Other
-    operations start when their rank reaches them, or later: their delay is NO_VALUE. For marks that
-    are not starts, both values are NO_VALUE.
+    of a queue that nearly always starts right after a reduce-scatter. Other operations start when
+    their rank reaches them, or later: their delay is NO_VALUE. For marks that are not starts, both
+    values are NO_VALUE.
     """
     behind, delays = np.full((2, len(matched)), NO_VALUE, np.int64)
     of_event = np.flatnonzero((marks["what"] != MARK_STEP) & (matched >= 0))
     op, is_end = marks["op"][of_event], marks["what"][of_event] == MARK_END
     kind = np.where(np.isin(ops["kind"][op], transfers), ops["kind"][op], NO_VALUE)
     queue = ops["group"][op] * (int(ops["kind"].max(initial=0)) + 2) + kind
-    all_ends = of_event[is_end]
+    all_scattered = of_event[is_end & np.isin(ops["kind"][op], scatters)]
     for one in np.unique(queue).tolist():
         starts, ends = (of_event[(queue == one) & (is_end == side)] for side in (False, True))
         if not len(ends):
@@ -247,9 +252,11 @@ def _queued(
         follows = other >= 0
         behind[starts[follows]] = matched[other[follows]]
         delays[starts[follows]] = np.where(delay <= _QUEUED_NS, delay, NO_VALUE)[follows]
+        if not len(all_scattered):
+            continue
         # With HSDP, the all-reduce of a shard starts when its reduce-scatter ends.
-        other, delay = _end_before(marks, starts, all_ends)
-        chained = (other >= 0) & (delay <= _QUEUED_NS)
+        other, delay = _end_before(marks, starts, all_scattered)
+        chained = (other >= 0) & (delay <= _QUEUED_NS) & (delays[starts] == NO_VALUE)
         if chained.sum() >= _MIN_CHAINED_SHARE * len(starts):
             behind[starts[chained]] = matched[other[chained]]
             delays[starts[chained]] = delay[chained]
