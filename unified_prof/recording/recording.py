@@ -197,7 +197,7 @@ class Recording:
         `profiler.step()` begins a step after the last iteration, which ends with the recording.
         """
         lengths = [end - start for start, end in steps]
-        if len(steps) < 2 or 2 * lengths[-1] > statistics.median(lengths[:-1]):
+        if len(steps) < 2 or 10 * lengths[-1] > statistics.median(lengths[:-1]):
             return False  # Saves reading all calls.
         framework = () if self.framework is None else (self.framework.start_ns,)
         begun_ns = [one.to_array() for one in (self.host_calls.start_ns, *framework)]

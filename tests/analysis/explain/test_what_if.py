@@ -218,7 +218,9 @@ def programs(draw: st.DrawFn) -> list[Action]:
     """Generate steps with launches on two streams, event waits and synchronizing calls."""
     program: list[Action] = []
     events = 0
-    for _ in range(draw(st.integers(1, 3))):
+    steps = draw(st.integers(1, 3))
+    for step in range(steps):
+        begun = len(program)
         for _ in range(draw(st.integers(1, 12))):
             kind = draw(st.sampled_from(("launch", "launch", "launch", "overlap", "work", "sync")))
             length = draw(st.integers(1, 400)) * US
@@ -237,6 +239,9 @@ def programs(draw: st.DrawFn) -> list[Action]:
                 program.append(HostWork(length))
             else:
                 program.append(Synchronize(draw(st.sampled_from((None, 7)))))
+        launches = any(isinstance(one, Launch) for one in program[begun:])
+        if step == steps - 1 and not launches:
+            program.append(Launch("mm_1", 10 * US))  # A last step without calls is no step.
         program += [Synchronize(), EndStep()] if draw(st.booleans()) else [EndStep()]
     return program
 
