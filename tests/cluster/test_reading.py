@@ -47,19 +47,15 @@ def test_healthy_run_reports_no_findings(tmp_path: Path) -> None:
     assert document(run)["findings"] == []
 
 
-@pytest.mark.parametrize(
-    ("setup_ms", "words"),
-    [(0, "no rank, host or link stands out\n"), (40, "collective setup takes 40.0 %")],
-)
-def test_setup_of_all_ranks_is_only_mentioned(tmp_path: Path, setup_ms: int, words: str) -> None:
+@pytest.mark.parametrize(("times", "caused"), [(0, None), (3, 0)])
+def test_caused_waits_are_unknown_without_complete_collectives(
+    tmp_path: Path, times: int, caused: int | None
+) -> None:
     run = write_summary(tmp_path / "run.cluster")
-    execute(
-        run / "cluster.sqlite",
-        "UPDATE STEP_RANK SET exposed_communication_ns = 50000000, exposed_wait_ns = 0, "
-        "setup_ns = ?, start_ns = 0, end_ns = 100000000",
-        setup_ms * 1_000_000,
-    )
-    assert words in uprof("cluster", "report", run).stdout
+    execute(run / "cluster.sqlite", "UPDATE BLAME SET caused_wait_ns = 0, times = ?", times)
+    assert document(run)["ranks"][0]["blame"]["caused_wait_ns"] == caused
+    text = uprof("cluster", "report", run, "--by", "rank").stdout
+    assert ("causes wait" in text) == (caused == 0)
 
 
 def test_summary_file_is_accepted_like_its_directory(run: Path) -> None:

@@ -14,7 +14,7 @@ from unified_prof.cluster.summary import RunSummary, summarize_run
 EXPOSED = Plan(tp=1, dp=8, pp=1, batches=2, buckets=2, network_gb_per_s=40)
 SMALL = Plan(tp=1, dp=8, pp=1, batches=1, buckets=64)
 BUBBLE = Plan(tp=1, dp=1, pp=4, batches=2, steps=4, buckets=2)
-LINK = (2, 3)
+SETUP = Plan(tp=1, dp=8, pp=1, batches=2, buckets=2, setup_ns=20_000_000)
 
 
 def summary(plan: Plan) -> tuple[RunSummary, float]:
@@ -34,6 +34,10 @@ CASES: dict[str, tuple[Plan, str, Plan | None, str]] = {
         "exposed_communication",
         replace(EXPOSED, network_gb_per_s=1e6, slow={5: 1.3}),
         "costs at most",
+    ),
+    "setup": (
+        *(SETUP, "collective_setup", replace(SETUP, setup_ns=0)),
+        "This occurs once: record later steps",
     ),
     "small_messages": (SMALL, "small_buckets", None, "most in all_reduce of 1.00 MiB, 64 per step"),
     "bubble": (BUBBLE, "pipeline_bubble", None, "use more micro-batches per step"),
@@ -61,6 +65,14 @@ def test_cost_of_all_ranks_is_a_finding_without_ranks(
         gain_ms = step_ms - summary(without)[1]
         assert one.cost_ms_per_step == pytest.approx(gain_ms, rel=0.15)
     assert [row[1] for row in found.tables["FINDING"]] == [each.kind for each in found.ranked]
+
+
+def test_setup_of_every_collective_is_no_setup_of_communicators() -> None:
+    partials = partials_of(simulate(replace(EXPOSED, network_gb_per_s=5)))
+    for one in partials:
+        one.communication["move"] //= 8
+    found = summarize_run(partials).ranked
+    assert "collective_setup" not in {one.kind for one in found}
 
 
 def test_bubble_is_what_is_left_after_a_slow_rank_is_fixed() -> None:

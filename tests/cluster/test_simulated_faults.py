@@ -122,16 +122,16 @@ FAULTS: dict[str, tuple[Any, ...]] = {
     ),
     "launches_of_host": (
         Scenario(launch_ns=dict.fromkeys(range(4, 8), 220 * US)),
-        *("slow_host", (4, 5, 6, 7), 0.1),
+        *("host_bound", (4, 5, 6, 7), 0.1),
     ),
     "launches_of_tensor_group": (
         Scenario(tp=4, pp=2, launch_ns=dict.fromkeys(range(4, 8), 220 * US)),
-        *("slow_host", (4, 5, 6, 7), 0.1),
+        *("host_bound", (4, 5, 6, 7), 0.1),
     ),
-    "launches_of_rank": (Scenario(launch_ns={6: 220 * US}), "slow_launch", (6,), 0.1),
+    "launches_of_rank": (Scenario(launch_ns={6: 220 * US}), "host_bound", (6,), 0.1),
     "launches_fsdp": (
         Scenario(scheme="fsdp", launch_ns=dict.fromkeys(range(4, 8), 170 * US)),
-        "slow_host",
+        "host_bound",
         (4, 5, 6, 7),
         0.2,  # the host's own waits for its late collectives are not part of the change
     ),
@@ -139,7 +139,7 @@ FAULTS: dict[str, tuple[Any, ...]] = {
         Scenario(
             dp=4, pp=2, sharded_optimizer=True, launch_ns=dict.fromkeys(range(4, 8), 400 * US)
         ),
-        *("slow_host", (4, 5, 6, 7), 0.1),
+        *("host_bound", (4, 5, 6, 7), 0.1),
     ),
     "late_input_of_tensor_group": (
         Scenario(dp=4, pp=2, sharded_optimizer=True, late_input_ns={2: 6 * MS, 3: 6 * MS}),

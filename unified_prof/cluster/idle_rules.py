@@ -30,8 +30,7 @@ from unified_prof.cluster.rule_context import (
     steps_text,
 )
 
-SLOW_HOST = "slow_host"
-SLOW_LAUNCH = "slow_launch"
+HOST_BOUND = "host_bound"
 LATE_INPUT = "late_input"
 LATE_RANK = "late_rank"
 PAUSE_OF_ALL = "pause_of_all"
@@ -154,7 +153,7 @@ def _idle_on_all_ranks(context: RuleContext) -> Iterator[Candidate]:
     hosts = context.hosts(ranks)
     where = f"host {hosts[0]}" if len(hosts) == 1 else "all hosts"
     text = (
-        f"host-bound: {where}: the devices of all {_count(ranks)} are idle for {gap_ns / 1e3:.1f} "
+        f"host-bound: {where}: the devices of all ranks are idle for {gap_ns / 1e3:.1f} "
         f"µs after each kernel (usual gap: {_USUAL_GAP_NS / 1e3:.0f} µs)"
     )
     figures = {
@@ -163,7 +162,7 @@ def _idle_on_all_ranks(context: RuleContext) -> Iterator[Candidate]:
         "idle_ms_per_step": round(idle_ns / NS_PER_MS, 4),
     }
     change = ReplayChange(gap_ns=cut)
-    yield Candidate(SLOW_HOST, ranks, context.steps, change, text, figures)
+    yield Candidate(HOST_BOUND, ranks, context.steps, change, text, figures)
 
 
 def late_input(context: RuleContext) -> Iterator[Candidate]:
@@ -372,9 +371,8 @@ def _slow_launches(
     text = f"host-bound: {context.describe(ranks[0])}: its device is {idle}"
     if host is not None:
         text = f"host-bound: host {host}: the devices of {_count(ranks)} are {idle}"
-    kind = SLOW_LAUNCH if host is None else SLOW_HOST
     change = ReplayChange(gap_ns=gaps, interval_ns=cut)
-    return Candidate(kind, ranks, context.steps, change, text, figures)
+    return Candidate(HOST_BOUND, ranks, context.steps, change, text, figures)
 
 
 def _idle_intervals(

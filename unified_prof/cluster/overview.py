@@ -39,7 +39,8 @@ class RankRow:
         """Sort key: gain per step with its faults fixed, then the wait that it causes, ns."""
         if self.blame is None:
             return 0.0, 0.0
-        return self.blame.saved_ns_per_step or 0.0, self.blame.caused_wait_ns / max(1, self.steps)
+        caused_ns = self.blame.caused_wait_ns or 0
+        return self.blame.saved_ns_per_step or 0.0, caused_ns / max(1, self.steps)
 
 
 @dataclass(frozen=True, slots=True)

@@ -348,7 +348,7 @@ def lasting(context: RuleContext, late: Bools) -> Bools:
 def steps_text(context: RuleContext, steps: Sequence[int], everywhere: str = "") -> str:
     """Return a phrase such as ` in steps 2 and 5`; `everywhere` if these are all compared steps."""
     if set(steps) >= set(context.steps):
-        return everywhere if context.has_steps() else ""
+        return everywhere if len(context.steps) > 1 else ""
     if len(steps) == 1:
         return f" in step {steps[0]}"
     if len(steps) > 2 and tuple(steps) == context.steps[-len(steps) :]:

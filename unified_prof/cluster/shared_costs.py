@@ -1,4 +1,4 @@
-"""Costs that all ranks share: pipeline bubbles, small messages and exposed transfers.
+"""Costs that all ranks share: setup, pipeline bubbles, small messages and exposed transfers.
 
 No rank is at fault, so they are priced one after the other, with all faults of ranks, hosts and
 links fixed.
@@ -19,11 +19,13 @@ from unified_prof.cluster.replay import ReplayChange
 from unified_prof.cluster.rule_context import NS_PER_MS, Candidate, RuleContext
 from unified_prof.cluster.waits import exposed_waits
 
+COLLECTIVE_SETUP = "collective_setup"
 EXPOSED_COMMUNICATION = "exposed_communication"
 SMALL_BUCKETS = "small_buckets"
 PIPELINE_BUBBLE = "pipeline_bubble"
 
-_MIN_SHARE = 0.1  # Minimum share of the step that is saved without small messages, or with overlap.
+# Minimum share of the step that is saved without setup or small messages, or with overlap.
+_MIN_SHARE = 0.1
 _MIN_BUBBLE_SHARE = 0.2  # The same for a pipeline; with four micro-batches per stage, less is left.
 # Latency is most of the time of smaller messages. DDP closes a bucket when it exceeds its limit, so
 # that buckets of 1 MB are up to twice as large.
@@ -40,6 +42,7 @@ def shared_costs(context: RuleContext, fixed: ReplayChange) -> Iterator[Candidat
     if not context.is_watched and len(context.steps):
         gain_ns = context.replay.gain_ns(fixed) / max(len(context.replay.steps), 1)
         context = replace(context, step_ns=context.step_ns - gain_ns)
+        yield from _collective_setup(context)
         yield from _pipeline_bubble(context, fixed, gain_ns)
         yield from _small_buckets(context)
         yield from _exposed_communication(context)
@@ -67,6 +70,29 @@ def _candidate(
         min_cost_ns=least * context.step_ns,
         is_bound=is_bound,
     )
+
+
+def _collective_setup(context: RuleContext) -> Iterator[Candidate]:
+    """Yield the setup of communicators, if their longest setup is most of it.
+
+    The first collective of a communicator connects its ranks. Every other collective has a short
+    setup as well.
+    """
+    events = context.matched.events
+    setup = np.where(np.isin(events.step, context.steps), context.waits.setup, 0).clip(0)
+    longest = np.zeros(len(context.matched.groups) + 1, np.int64)
+    np.maximum.at(longest, events.group, setup)
+    if 2 * int(longest.sum()) <= int(setup.sum()) or not setup.any():
+        return
+    ns = float(setup @ events.members) / len(context.matched.ranks) / len(context.steps)
+    ns = min(ns, _exposed_ns(context))
+    text = (
+        f"collective setup: {ns / context.step_ns:.1%} of the step, most of it in the first "
+        "collective of a communicator, which connects its ranks. This occurs once: record later "
+        "steps"
+    ).replace("%", " %")
+    figures = {"setup_ms_per_step": ns / NS_PER_MS}
+    yield _candidate(context, COLLECTIVE_SETUP, ReplayChange(), text, figures, bound_ns=ns)
 
 
 def _pipeline_bubble(
@@ -182,12 +208,8 @@ def _late_launches(context: RuleContext, places: Ints) -> dict[tuple[int, int], 
 def _exposed_communication(context: RuleContext) -> Iterator[Candidate]:
     """Yield transfers that delay the ranks; the change is full overlap with compute."""
     places = np.flatnonzero(_usable(context))
-    exposed_ns = [
-        np.mean(one.steps["exposed"][np.isin(one.steps["step"], context.steps)])
-        for one in context.matched.partials
-    ]
     # Overlap saves no more, so shorter times need no replay.
-    if not len(places) or max(exposed_ns) < _MIN_SHARE * context.step_ns:
+    if not len(places) or _exposed_ns(context) < _MIN_SHARE * context.step_ns:
         return
     text = (
         f"exposed communication: all ranks wait for transfers, {_most(context, places)}: overlap "
@@ -196,6 +218,12 @@ def _exposed_communication(context: RuleContext) -> Iterator[Candidate]:
     figures = {"transfer_ms_per_step": _per_step_ms(context, places)}
     change = ReplayChange(transfer=dict.fromkeys(places.tolist(), 0.0))
     yield _candidate(context, EXPOSED_COMMUNICATION, change, text, figures)
+
+
+def _exposed_ns(context: RuleContext) -> float:
+    """Return the exposed communication per step of the rank that has most of it."""
+    steps = [(one.steps["exposed"], one.steps["step"]) for one in context.matched.partials]
+    return float(max(np.mean(ns[np.isin(step, context.steps)]) for ns, step in steps))
 
 
 def _per_step_ms(context: RuleContext, places: Ints) -> float:

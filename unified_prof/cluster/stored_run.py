@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -60,7 +60,7 @@ class RankRecord:
 class BlameRecord:
     """One row of BLAME: waits that a rank causes."""
 
-    caused_wait_ns: int
+    caused_wait_ns: int | None  # None if no collective of the run is complete.
     times: int
     work_ns: int
     stage_work_ns: int | None
@@ -232,10 +232,13 @@ class StoredRun:
     def blame(self) -> dict[int, BlameRecord]:
         """Rank -> waits that it causes."""
         names = ("rank", *_columns(BlameRecord))
-        return {
+        found = {
             self._checked(rank, int, "BLAME"): self._record(BlameRecord, row, "BLAME")
             for rank, *row in self._rows("BLAME", names)
         }
+        if any(one.times for one in found.values()):
+            return found
+        return {rank: replace(one, caused_wait_ns=None) for rank, one in found.items()}
 
     @cached_property
     def groups(self) -> tuple[GroupRecord, ...]:

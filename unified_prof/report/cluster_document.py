@@ -407,8 +407,7 @@ def finding_line(one: FindingRecord, step_ms: float | None = None) -> tuple[str,
     return f"{cost}/step{share}", text
 
 
-# Minimum share of the step for collective setup, or for communication with absent ranks, to be
-# mentioned if there are no findings.
+# Minimum share of the step for communication with absent ranks to be mentioned.
 _MIN_MENTIONED_SHARE = 0.1
 
 
@@ -417,17 +416,11 @@ def no_findings(overview: Overview) -> str:
     whole = overview.mean_step
     if not whole.get("compute_ns"):
         return "none: no kernels recorded within steps, no analysis possible"
-    span_ns, setup_ns = whole["span_ns"] or 0.0, whole["setup_ns"] or 0.0
+    span_ns = whole["span_ns"] or 0.0
     exposed_ns = (whole["exposed_communication_ns"] or 0.0) - (whole["exposed_wait_ns"] or 0.0)
     text = "none: no rank, host or link stands out"
     if overview.is_watched or exposed_ns < _MIN_MENTIONED_SHARE * span_ns:
         return text
-    if 2 * setup_ns > exposed_ns:
-        return (
-            f"{text}; collective setup takes {names.format_share(setup_ns, span_ns)} of "
-            "the step on all ranks: the first collective of a group connects its ranks, so "
-            "record later steps"
-        )
     if overview.missing:
         return (
             f"{text} among the recorded ranks; exposed communication takes "

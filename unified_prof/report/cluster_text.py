@@ -32,6 +32,11 @@ def _factor(value: float | None) -> str:
     return names.NOT_MEASURED if value is None else f"{value:.2f} x"
 
 
+def _caused_wait_ns(row: RankRow) -> float | None:
+    known = row.blame is not None and row.blame.caused_wait_ns is not None
+    return row.cost_ns[1] if known else None
+
+
 _RANK_FIGURES: tuple[Figure[RankRow], ...] = (
     ("rank", lambda row: row.rank.rank, str, 10),
     ("host", lambda row: row.rank.host or "-", neutral, 7),
@@ -43,7 +48,7 @@ _RANK_FIGURES: tuple[Figure[RankRow], ...] = (
     ("waits", lambda row: row.parts["exposed_wait_ns"], duration, 8),
     ("idle", lambda row: row.parts["idle_ns"], duration, 4),
     ("late input", lambda row: row.parts["input_late_ns"], duration, 3),
-    ("causes wait", lambda row: row.blame and row.cost_ns[1], duration, 8),
+    ("causes wait", _caused_wait_ns, duration, 8),
     ("cost/step", lambda row: row.blame and row.blame.saved_ns_per_step, duration, 10),
     ("cause", lambda row: ((row.blame and row.blame.cause) or "").replace("_", " "), neutral, 9),
 )

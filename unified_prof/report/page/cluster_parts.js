@@ -173,7 +173,7 @@ const RANK_COLUMNS = [
 const perStep = (key, row) => (key === "caused_wait_ns" && row[key] ? Math.round(row[key] / (row.steps || 1)) : row[key]);
 const inUnit = (key) => (value) => {
   if (value === null || value === undefined) return NOT_MEASURED;
-  if (key === "work_ratio") return `${value.toFixed(3)} x`;
+  if (key === "work_ratio") return `${value.toFixed(2)} x`;
   return key.includes("_ns") ? words.duration(value) : words.count(value);
 };
 
@@ -215,8 +215,8 @@ function rankSection() {
     const facts = [["host", row.host], ["device", row.device_id], ["role", ["tp", "dp", "pp", "ep", "cp"].filter((key) => row[key] !== undefined).map((key) => `${key} ${row[key]}`).join(", ")], ["steps", row.steps]];
     put(holder, make("dl", {},
       ...facts.filter(([, value]) => value !== undefined && value !== "").map(([name, value]) => make("div", {}, make("dt", { text: name }), make("dd", { text: String(value) }))),
-      ...RANK_COLUMNS.slice(1).filter(([, key]) => row[key] !== undefined).map(([name, key]) => make("div", {},
-        make("dt", { text: name }), make("dd", { "data-key": key, title: String(row[key]) }, inUnit(key)(perStep(key, row)), key.includes("saved") || key.includes("caused") || key === "work_ratio" ? null : make("span", { class: "soft small", text: ` (stage ${inUnit(key)(median(key))})` }))))));
+      ...RANK_COLUMNS.slice(1).filter(([, key]) => row[key] !== undefined && key !== "work_ratio").map(([name, key]) => make("div", {},
+        make("dt", { text: name }), make("dd", { "data-key": key, title: String(row[key]) }, inUnit(key)(perStep(key, row)), key.includes("saved") || key.includes("caused") ? null : make("span", { class: "soft small", text: ` (stage ${inUnit(key)(median(key))}${key === "compute_ns" && row.work_ratio ? `; kernels ${inUnit("work_ratio")(row.work_ratio)}` : ""})` }))))));
   }
 
   return { section, show };
