@@ -36,8 +36,7 @@ from torch import nn
 from torch.autograd.profiler import profile
 
 from unified_prof.base.run_spec import RunSpec
-from unified_prof.tracking.assemble import select_calls
-from unified_prof.tracking.call_sites import SiteTable
+from unified_prof.tracking.assemble import SiteTable, select_calls
 from unified_prof.tracking.device import HostClock
 from unified_prof.tracking.session import Session
 from unified_prof.tracking.stack_walker import Scope

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 import unified_prof
-from unified_prof.tracking.device_lag import make_lag
+from unified_prof.tracking.device_clock import make_lag
 
 ROUNDS = 5
 US, MS = 1_000, 1_000_000

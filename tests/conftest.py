@@ -16,7 +16,7 @@ from hypothesis import is_hypothesis_test, settings
 
 from tests import forkserver
 from tests.report.browser import Browser
-from unified_prof.cli import config
+from unified_prof.cli import app
 
 pytest_plugins = ["tests.costs"]
 connect = sqlite3.connect
@@ -120,14 +120,14 @@ def connect_without_sync(*arguments: Any, **options: Any) -> sqlite3.Connection:
 @pytest.fixture(scope="session", autouse=True)
 def skip_what_takes_time_in_each_test() -> Iterator[None]:
     """Do not wait for the disk, nor parse the pyproject.toml of this checkout for each command."""
-    find = config.find
+    find = app.find_settings
 
     def find_other(start: Path | None = None) -> Path | None:
         found = find(start)
         return None if found == ROOT / "pyproject.toml" else found
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(config, "find", find_other)
+        patch.setattr(app, "find_settings", find_other)
         patch.setattr(os, "fsync", lambda file: None)
         patch.setattr(sqlite3, "connect", connect_without_sync)
         yield

@@ -9,8 +9,8 @@ import pytest
 
 from tests.backends import stand_in_msprof
 from tests.backends.test_npu_measured import descendants
-from unified_prof.backends import msprof_dynamic, msprof_outcome
-from unified_prof.backends.msprof_dynamic import DynamicRecording
+from unified_prof.backends import msprof_outcome
+from unified_prof.backends.msprof_outcome import DynamicRecording
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +63,7 @@ def test_failure_has_a_reason_and_ends_msprof(
     monkeypatch.setenv("STAND_IN_MSPROF", behavior)
     limit = {"hangs_at_start": "_START_S", "hangs_at_stop": "_STOP_S"}.get(behavior)
     if limit is not None:
-        monkeypatch.setattr(msprof_dynamic, limit, 1.0)
+        monkeypatch.setattr(msprof_outcome, limit, 1.0)
     assert reason in str(record(tmp_path).failure)
 
 

@@ -5,8 +5,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from unified_prof.backends import cann
-from unified_prof.backends.msprof_options import BY_NAME, OPTIONS, PRESETS
-from unified_prof.backends.msprof_plan import Offer, offer_for_chip, plan
+from unified_prof.backends.msprof_plan import BY_NAME, OPTIONS, PRESETS, Offer, offer_for_chip, plan
 from unified_prof.errors import UsageError
 
 

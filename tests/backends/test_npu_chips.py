@@ -9,8 +9,15 @@ import pytest
 
 from tests.backends import msprof_platforms
 from unified_prof.backends import cann, msprof_outcome, npu
-from unified_prof.backends.msprof_options import OPTIONS, PRESETS, MsprofOption
-from unified_prof.backends.msprof_plan import Offer, offer_for_chip, offer_from_help, plan
+from unified_prof.backends.msprof_plan import (
+    OPTIONS,
+    PRESETS,
+    MsprofOption,
+    Offer,
+    offer_for_chip,
+    offer_from_help,
+    plan,
+)
 from unified_prof.errors import UsageError
 
 PLATFORMS = msprof_platforms.NAMES

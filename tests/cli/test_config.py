@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests.analysis.builders import run_time_report
-from unified_prof.cli import config
+from unified_prof.cli import app as app_module
 from unified_prof.cli.app import app as uprof
 from unified_prof.cli.app import main
 from unified_prof.cli.command import Group, Option, option
@@ -19,8 +19,8 @@ from unified_prof.errors import UsageError
 
 @click.pass_context
 def root(context: click.Context) -> None:
-    if (path := config.find(Path.cwd())) is not None:
-        context.default_map = config.defaults(path, context.command)
+    if (path := app_module.find_settings(Path.cwd())) is not None:
+        context.default_map = app_module.read_settings(path, context.command)
 
 
 app = Group(callback=root, context_settings={"auto_envvar_prefix": "UPROF"})
@@ -150,7 +150,7 @@ def test_git_worktree_counts_as_a_repository(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").touch()
     (tmp_path / "worktree").mkdir()
     (tmp_path / "worktree" / ".git").write_text("gitdir: elsewhere\n")
-    assert config.find(tmp_path / "worktree") is None
+    assert app_module.find_settings(tmp_path / "worktree") is None
 
 
 def test_settings_cannot_disable_commands(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,15 +190,15 @@ REFUSED = {name for names in UNTRUSTED.values() for name in names.split()}
 def test_project_file_sets_only_options_that_are_listed_as_harmless(project: Path) -> None:
     """A new option is in neither list, so that someone has to decide."""
     known = [*settings_of(uprof)]
-    assert not REFUSED & config.PROJECT_SETTINGS
-    assert {name for *_, name in known} == REFUSED | config.PROJECT_SETTINGS
+    assert not REFUSED & app_module.PROJECT_SETTINGS
+    assert {name for *_, name in known} == REFUSED | app_module.PROJECT_SETTINGS
     for *path, name in known:
         project.write_text(f"[{'.'.join(['tool', 'uprof', *path])}]\n{name} = 'x'\n")
         if name not in REFUSED:
-            assert config.defaults(project, uprof)
+            assert app_module.read_settings(project, uprof)
             continue
         with pytest.raises(UsageError, match="not accepted from pyproject") as error:
-            config.defaults(project, uprof)
+            app_module.read_settings(project, uprof)
         assert error.value.slug == "untrusted-setting"
 
 

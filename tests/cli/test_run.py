@@ -10,7 +10,7 @@ import pytest
 from tests.backends import toy
 from tests.records import tracked_run
 from unified_prof.backends import registry
-from unified_prof.backends.msprof_options import OPTIONS
+from unified_prof.backends.msprof_plan import OPTIONS
 from unified_prof.base.run_spec import Capture, RunSpec
 from unified_prof.cli.app import main
 

@@ -24,7 +24,7 @@ from tests.cluster.summaries import Contents, write_summary
 from tests.report import browser
 from tests.report.browser import Browser
 from unified_prof.base import loopback
-from unified_prof.cli import view
+from unified_prof.cli import report
 from unified_prof.cli.app import main
 from unified_prof.explain.api import open_reports
 from unified_prof.report import html_page as html
@@ -128,7 +128,7 @@ def test_json_prints_the_address(
 def test_timeline_is_a_chrome_trace_without_the_perfetto_package(
     visit: Visit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(view, "find_spec", lambda name: None)
+    monkeypatch.setattr(report, "find_spec", lambda name: None)
     run(str(training_step(tmp_path / "msprof_1.db")), "--perfetto", "-q", "--idle", "3")
     assert json.loads(visit.pages["msprof_1.json"])["traceEvents"]
     assert visit.waited == [3, 3]

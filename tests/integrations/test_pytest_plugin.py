@@ -27,8 +27,7 @@ from unified_prof.compare.comparable import TOTAL, Operations, Run
 from unified_prof.errors import CaptureError
 from unified_prof.integrations.pytest_uprof import fixture as measuring
 from unified_prof.integrations.pytest_uprof import verdicts
-from unified_prof.integrations.pytest_uprof.settings import Settings
-from unified_prof.integrations.pytest_uprof.verdicts import stored_name
+from unified_prof.integrations.pytest_uprof.verdicts import Settings, stored_name
 
 pytest_plugins = ["pytester"]
 

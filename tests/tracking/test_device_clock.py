@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from unified_prof.tracking import device_clock, device_lag
+from unified_prof.tracking import device_clock
 from unified_prof.tracking.device import NO_MARK, DeviceFault
-from unified_prof.tracking.device_clock import EventClock
-from unified_prof.tracking.device_lag import Lag, make_lag
+from unified_prof.tracking.device_clock import EventClock, Lag, make_lag
 from unified_prof.tracking.torch_names import Anomalies
 
 US, MS = 1_000, 1_000_000
@@ -102,8 +101,7 @@ class Machine:
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     made = Machine()
     monkeypatch.delattr(torch, "accelerator", raising=False)
-    for module in (device_clock, device_lag):
-        monkeypatch.setattr(module, "perf_counter_ns", lambda: made.now_ns)
+    monkeypatch.setattr(device_clock, "perf_counter_ns", lambda: made.now_ns)
     return made
 
 
@@ -383,7 +381,7 @@ def test_device_without_a_wait_kernel_fills_memory(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(torch, "zeros", zeros)
     current = 1
-    spin = device_lag._spinner("npu", SimpleNamespace(current_device=lambda: current))
+    spin = device_clock._spinner("npu", SimpleNamespace(current_device=lambda: current))
     spin(1)
     spin(29_999)
     assert len(filled) == 1 + 2

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from tests.tracking.workloads import NET, Workload, names
-from unified_prof.tracking import activations, backward, call_sites, peak, results
-from unified_prof.tracking.modules import SizedWeight, Weights
+from unified_prof.tracking import activations, assemble, backward, peak, results
+from unified_prof.tracking.activations import SizedWeight, Weights
 from unified_prof.tracking.operations import ActivationTracker
 from unified_prof.tracking.raw_calls import ModuleNames
 from unified_prof.tracking.training_loop import StepWatcher
@@ -88,7 +88,7 @@ def test_loss_without_a_value_is_an_anomaly(workload: Workload) -> None:
         (SizedWeight, "shown_in", "weights_not_listed"),
         (results, "build_activations", "activations_not_listed"),
         (results, "count_irregularities", "oddities_not_looked_for"),
-        (call_sites, "gap_site", "gaps_not_placed"),
+        (assemble, "gap_site", "gaps_not_placed"),
         (StepWatcher, "_opened", "steps_not_followed"),
         (ModuleNames, "settle", "modules_not_named"),
         (ModuleNames, "name", "operation_not_recorded"),

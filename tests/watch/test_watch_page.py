@@ -18,7 +18,7 @@ from tests.report.browser import Browser
 from tests.report.on_page import embedded_data
 from tests.watch.runs import CAPTURED, MS, eventful, step, write_run
 from unified_prof.base.loopback import Served
-from unified_prof.cli import view
+from unified_prof.cli import report
 from unified_prof.cli.app import app
 from unified_prof.errors import UprofError
 from unified_prof.sqlite.watch_file import WatchEvent
@@ -71,7 +71,7 @@ def test_only_captures_of_events_are_served(tmp_path: Path) -> None:
     for name in ("good", "failed", "other"):
         (tmp_path / "captures" / name).mkdir(parents=True)
         training_step(tmp_path / "captures" / name / "timeline.db")
-    with Served(view._watched(tmp_path)) as served:
+    with Served(report._watched(tmp_path)) as served:
         for name, code in {
             "": 200, "captures/good": 200, "captures/broken": 404,
             "captures/failed": 404, "captures/other": 404, "../x": 404, "watch_rank0.db": 404,
@@ -100,7 +100,7 @@ def test_the_page_follows_a_run_and_shows_its_captures(tmp_path: Path, window: B
     write_run(tmp_path, 60, lambda _: {"length_ns": 12 * MS}, rank=1)
     (tmp_path / "captures/slow").mkdir(parents=True)
     training_step(tmp_path / "captures/slow/timeline.db")
-    with Served(view._watched(tmp_path)) as served:
+    with Served(report._watched(tmp_path)) as served:
         window.go(served.url)
         assert "rank 1 is slowest (1.09 of the median rank)" in text_of(window, "#headline")
         assert "refreshed while the run goes on" in text_of(window, "#state")

@@ -19,7 +19,7 @@ import pytest
 from tests.cli.test_report import uprof as in_this_process
 from tests.watch.simulated_ranks import BEGAN_NS, Job
 from unified_prof.errors import StoreError
-from unified_prof.pipeline.rank_runs import open_watched
+from unified_prof.pipeline.report_input import open_watched
 from unified_prof.sqlite.watch_file import WatchFile, file_name, read_folder
 
 # Kind of the finding for a fault in each part, and how its text names the part.

@@ -23,9 +23,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from unified_prof.backends import cann, msprof_outcome
-from unified_prof.backends.msprof_options import BY_NAME
 from unified_prof.backends.msprof_outcome import STARTED_FILE, Exporter, WorkloadWatch
-from unified_prof.backends.msprof_plan import Offer, Plan, detect_offer, plan
+from unified_prof.backends.msprof_plan import BY_NAME, Offer, Plan, detect_offer, plan
 from unified_prof.backends.msprof_process import DeferredOutput, Feed, ProcessResult, run_group
 from unified_prof.backends.npu_launcher import MeasurementRelay, Result, read_result
 from unified_prof.backends.registry import check_options
@@ -204,7 +203,7 @@ class _Attempt:
 class NpuBackend:
     """Runs a workload as msprof's application.
 
-    Options (`RunSpec.options`): those of `msprof_options` by name; `preset`; `npu_chip`, which
+    Options (`RunSpec.options`): those of `msprof_plan` by name; `preset`; `npu_chip`, which
     overrides the detected chip; `msprof_arg`, a sequence of further arguments; `pid`, a running
     process to attach to instead of starting a workload; `exporter` and `schema`, which the database
     build uses.

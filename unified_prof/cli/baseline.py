@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from unified_prof.baselines.noise import noise_of
 from unified_prof.cli import command as cli
 from unified_prof.cli import output as printing
-from unified_prof.cli.gate_options import MetricOptions
+from unified_prof.cli.gate import MetricOptions
 from unified_prof.cli.output import Printer, ResultOptions
 from unified_prof.compare.comparable import TOTAL
 from unified_prof.pipeline.report_input import Reader
@@ -102,7 +102,7 @@ def _show_history(
 ) -> None:
     from unified_prof.baselines import api
     from unified_prof.compare.history import history as analyze
-    from unified_prof.report import history as shown
+    from unified_prof.report import verdicts as shown
 
     target, limits = result.target(), allowed.limits()
     series = []

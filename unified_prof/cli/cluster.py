@@ -9,11 +9,11 @@ import click
 
 from unified_prof.cli import command as cli
 from unified_prof.cli import output as printing
-from unified_prof.cli.gate_options import FORMATS as GATE_FORMATS
-from unified_prof.cli.gate_options import LimitOptions, end_with_verdict
+from unified_prof.cli.gate import FORMATS as GATE_FORMATS
+from unified_prof.cli.gate import LimitOptions, end_with_verdict
 from unified_prof.cli.output import Printer, ResultOptions
 from unified_prof.errors import StoreError, UsageError
-from unified_prof.pipeline.rank_runs import open_run_at
+from unified_prof.pipeline.report_input import open_run_at
 from unified_prof.report import formats
 from unified_prof.report.formats import ClusterBreakdown, ClusterRequest
 

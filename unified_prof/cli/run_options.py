@@ -1,7 +1,7 @@
 """Options of `uprof run`, and the `RunSpec` that they describe.
 
 An option about measuring is a field here and in `base.run_spec.RunSpec`; `MeasurementOptions.spec`
-connects them. Options of the NPU backend are rows of `backends.msprof_options`.
+connects them. Options of the NPU backend are rows of `backends.msprof_plan`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from unified_prof.backends.cann import CHIPS, UNKNOWN
-from unified_prof.backends.msprof_options import DEFAULT_PRESET, OPTION_GROUPS, PRESETS
+from unified_prof.backends.msprof_plan import DEFAULT_PRESET, OPTION_GROUPS, PRESETS
 from unified_prof.base import run_spec as asked
 from unified_prof.base.text import printable
 from unified_prof.cli import command as cli

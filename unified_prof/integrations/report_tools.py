@@ -29,7 +29,7 @@ from unified_prof.explain.api import open_reports
 from unified_prof.explain.report_questions import Analysis, Change
 from unified_prof.explain.what_if import WITHOUT
 from unified_prof.integrations.source_costs import file_and_line, names_line
-from unified_prof.pipeline import cache, rank_runs
+from unified_prof.pipeline import cache, report_input
 from unified_prof.recording import run_directory
 from unified_prof.recording.model import KINDS, Row
 from unified_prof.report import cluster_document, device_documents, operation_difference
@@ -72,7 +72,7 @@ class ReportTools:
         rocprofv3, msprof) has to be converted with `convert` first.
         """
         place = self._inside(path)
-        if rank_runs.is_summary(place):
+        if report_input.is_summary(place):
             return {"is_multi_rank_run": True, "next": "cluster_findings"}
         with open_reports(place) as opened:
             rows = [
@@ -272,9 +272,9 @@ class ReportTools:
         ms per step of the whole run.
         """
         place = self._inside(path)
-        with rank_runs.open_ranks(place, needed=True) as overview:
+        with report_input.open_ranks(place, needed=True) as overview:
             if overview is None:
-                raise rank_runs.not_a_run_error(place, "use findings for one report")
+                raise report_input.not_a_run_error(place, "use findings for one report")
             facts = cluster_document.run_facts(overview)
             worst = [cluster_document.rank_fields(row) for row in overview.worst[:5]]
             found = map(cluster_document.finding_fields, overview.run.findings)

@@ -27,7 +27,7 @@ from unified_prof.export.files import Layout
 from unified_prof.export.mindstudio import writer
 from unified_prof.export.mindstudio.writer import Exported
 from unified_prof.export.stacks import WRITERS
-from unified_prof.pipeline import analysis_db, outputs, rank_runs
+from unified_prof.pipeline import analysis_db, outputs, report_input
 from unified_prof.pipeline.convert import convert
 from unified_prof.pipeline.outputs import RankSelection
 from unified_prof.pipeline.sources import find_source
@@ -181,14 +181,14 @@ def export_ranks(
     with ExitStack() as stack:
         overview = stack.enter_context(reader.ranks(path, needed=True))
         if overview is None:
-            raise rank_runs.not_a_run_error(
+            raise report_input.not_a_run_error(
                 path, "leave out --ranks and --step, which apply to cluster runs"
             )
         ranks = [overview.rank(number).rank for number in _numbers(overview, chosen)]
         found: list[tuple[str, OverTime]] = []
         for rank in ranks:
             step_window(overview.run, rank, step, ())  # Names a damaged rank before it is opened.
-            file = stack.enter_context(rank_runs.fetch_recording(overview, rank))
+            file = stack.enter_context(report_input.fetch_recording(overview, rank))
             ready = reader.reports(file, several=False)
             label = f"rank {rank.rank}" + (f" ({rank.host})" if rank.host else "")
             for one in stack.enter_context(open_reports(ready.path)).analyses:

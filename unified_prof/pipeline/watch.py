@@ -21,7 +21,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any, Protocol
 
-from unified_prof.backends.msprof_dynamic import DynamicRecording
+from unified_prof.backends.msprof_outcome import DynamicRecording
 from unified_prof.backends.npu_launcher import MarkIterations
 from unified_prof.base import streams
 from unified_prof.base.text import NS_PER_MS, printable

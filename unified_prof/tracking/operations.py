@@ -11,13 +11,17 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from unified_prof.base.text import NS_PER_MS
-from unified_prof.tracking.activations import SavedTensors, optimizer_state_bytes, program_settings
+from unified_prof.tracking.activations import (
+    InUse,
+    SavedTensors,
+    SizedWeight,
+    optimizer_state_bytes,
+    program_settings,
+)
 from unified_prof.tracking.device import LONG_NS, HostClock, WaitingTime
-from unified_prof.tracking.device_clock import Clock, EventClock
-from unified_prof.tracking.device_lag import Lag, make_lag
+from unified_prof.tracking.device_clock import Clock, EventClock, Lag, make_lag
 from unified_prof.tracking.driver import Instrument
 from unified_prof.tracking.function_mode import Runner, make_mode, make_runner
-from unified_prof.tracking.modules import InUse, SizedWeight
 from unified_prof.tracking.passes import Passes
 from unified_prof.tracking.raw_calls import (
     MAX_CALLS,

@@ -28,13 +28,14 @@ from unified_prof.base.run_spec import (
 from unified_prof.base.text import ms_to_ns, source_hash
 from unified_prof.errors import CaptureError
 from unified_prof.tracking.assemble import (
+    ReportRegions,
     SelectedCalls,
+    SiteTable,
     build_activations,
     build_operations,
     is_same_kind,
     select_calls,
 )
-from unified_prof.tracking.call_sites import ReportRegions, SiteTable
 from unified_prof.tracking.lockstep import note_compiled
 from unified_prof.tracking.operations import ActivationTracker, count_irregularities
 from unified_prof.tracking.raw_calls import CallSites, MeasuredIteration

@@ -10,6 +10,7 @@ from typing import Any
 
 from unified_prof.base.run_spec import MEMORY, RUN_TIME, Capture, RunSpec, TrackedRun, Turns
 from unified_prof.errors import CaptureError
+from unified_prof.tracking.activations import Weights
 from unified_prof.tracking.code_entries import MODEL_CODE, Project
 from unified_prof.tracking.device import Device, DeviceFault, GraphReplays
 from unified_prof.tracking.driver import MEASURING, Driver, Instrument, Saving, Stage
@@ -20,7 +21,6 @@ from unified_prof.tracking.lockstep import (
     TurnTaker,
     use_one_thread,
 )
-from unified_prof.tracking.modules import Weights
 from unified_prof.tracking.operations import (
     ITERATIONS_PER_SAMPLE,
     ActivationTracker,

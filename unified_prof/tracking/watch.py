@@ -23,7 +23,6 @@ from typing import Any
 from unified_prof.sqlite.watch_file import StepRow
 from unified_prof.tracking.device import Device, HostClock
 from unified_prof.tracking.driver import MEASURING, Instrument
-from unified_prof.tracking.inferred_iterations import InferredLoop
 from unified_prof.tracking.interception import Interception
 from unified_prof.tracking.passes import (
     BACKWARD,
@@ -42,7 +41,7 @@ from unified_prof.tracking.passes import (
 from unified_prof.tracking.timeline import TimelineInstrument
 from unified_prof.tracking.torch_internals import TorchInternals
 from unified_prof.tracking.torch_names import Anomalies, Patches
-from unified_prof.tracking.training_loop import StepWatcher
+from unified_prof.tracking.training_loop import InferredLoop, StepWatcher
 
 # Column of a watch file for each part of a step.
 _COLUMN = {

@@ -15,7 +15,7 @@ from tests.processes import uprof
 from tests.tracking.workloads import Workload, names
 from unified_prof.base.run_spec import OperationRecord, TrackedRun
 from unified_prof.errors import MeasuringError
-from unified_prof.tracking import device_lag as lag_module
+from unified_prof.tracking import device_clock as lag_module
 from unified_prof.tracking import operations as operations_module
 from unified_prof.tracking.device_clock import EventClock, _places
 from unified_prof.tracking.torch_names import Anomalies

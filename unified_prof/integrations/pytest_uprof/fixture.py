@@ -16,7 +16,7 @@ from unified_prof.base.text import NS_PER_MS
 from unified_prof.compare import runs
 from unified_prof.compare.comparable import BACKWARD, FORWARD, PEAK, TOTAL, Run, exclude_waiting
 from unified_prof.errors import UprofError, UsageError
-from unified_prof.integrations.pytest_uprof.settings import Settings, settings_of
+from unified_prof.integrations.pytest_uprof.verdicts import Settings, settings_of
 
 if TYPE_CHECKING:
     from unified_prof.integrations.pytest_uprof.verdicts import Session

@@ -89,9 +89,9 @@ def pytest_configure(config: pytest.Config) -> None:
         getattr(config.option, f"uprof_{name}") is not None
         for name in ("save", "compare", "max_regress", "metric", "warmup", "iterations", "runs")
     ):
-        from unified_prof.integrations.pytest_uprof import settings
+        from unified_prof.integrations.pytest_uprof import verdicts
 
-        settings.check(config)
+        verdicts.check(config)
 
 
 @pytest.hookimpl(optionalhook=True)

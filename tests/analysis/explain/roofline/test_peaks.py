@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 import pytest
 
-from unified_prof.cli import config
+from unified_prof.cli import app
 from unified_prof.errors import UsageError
 from unified_prof.explain.roofline import peaks
 
@@ -194,7 +194,7 @@ def test_user_adds_a_device_and_corrects_one(tmp_path: Path) -> None:
         "[tool.uprof.devices.'My GPU']\nbf16 = 100\nmemory = 1000\nsource = 'measured'\n"
         "[tool.uprof.devices.'Ascend910B4']\nmemory = 1200\n"
     )
-    assert config.defaults(file, click.Command("report")) == {}
+    assert app.read_settings(file, click.Command("report")) == {}
     added, corrected = peaks.find("Vendor My GPU 32GB"), peaks.find("Ascend910B4")
     assert added is not None
     assert (added.rates, added.memory, added.source) == ({"bf16": 100.0}, 1000.0, "measured")
@@ -227,6 +227,6 @@ def test_invalid_device_entry_has_the_reason(tmp_path: Path, text: str, message:
     file = tmp_path / "pyproject.toml"
     file.write_text(f"[tool.uprof]\n{text}\n")
     with pytest.raises(UsageError) as failure:
-        config.defaults(file, click.Command("report"))
+        app.read_settings(file, click.Command("report"))
     assert str(failure.value).startswith(str(file))
     assert message in str(failure.value)
