@@ -250,3 +250,13 @@ def test_bus_bandwidth_of_every_collective_is_that_of_the_slowest_link(tmp_path:
     assert {kind for kind, _ in rates} == {"all_gather", "reduce_scatter"}
     for _, rate in rates:
         assert rate == pytest.approx(BETWEEN_GB_PER_S, rel=0.03)
+
+
+@pytest.mark.slow
+def test_cost_of_a_bubble_is_the_gain_of_smaller_micro_batches(tmp_path: Path) -> None:
+    few = Scenario(tp=1, dp=1, pp=4, batches=4, layers=8)
+    found, run = summary(few, tmp_path)
+    (bubble,) = [one for one in found.ranked if one.kind == "pipeline_bubble"]
+    assert "use 16 micro-batches per step instead of 4" in bubble.text
+    gain = run.step_ms - Run(replace(few, batches=16, layers=2)).step_ms
+    assert bubble.cost_ms_per_step == pytest.approx(gain, rel=0.15)

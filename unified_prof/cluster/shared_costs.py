@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from unified_prof.arrays.grouping import Bools, Ints
+from unified_prof.arrays.grouping import Bools, Floats, Ints
 from unified_prof.base.text import SIZES, scaled
 from unified_prof.cluster.rank_partial import MARK_START
 from unified_prof.cluster.replay import ReplayChange
@@ -26,7 +26,8 @@ PIPELINE_BUBBLE = "pipeline_bubble"
 
 # Minimum share of the step that is saved without setup or small messages, or with overlap.
 _MIN_SHARE = 0.1
-_MIN_BUBBLE_SHARE = 0.2  # The same for a pipeline; with four micro-batches per stage, less is left.
+_MIN_BUBBLE_SHARE = 0.2  # The same for a pipeline; with enough micro-batches, less is left.
+_BATCHES_PER_STAGE = 4  # Usual number of micro-batches per pipeline stage in a step.
 # Latency is most of the time of smaller messages. DDP closes a bucket when it exceeds its limit, so
 # that buckets of 1 MB are up to twice as large.
 _SMALL_BYTES = 2 << 20
@@ -85,7 +86,7 @@ def _collective_setup(context: RuleContext) -> Iterator[Candidate]:
     if 2 * int(longest.sum()) <= int(setup.sum()) or not setup.any():
         return
     ns = float(setup @ events.members) / len(context.matched.ranks) / len(context.steps)
-    ns = min(ns, _exposed_ns(context))
+    ns = min(ns, float(_exposed_ns(context).max()))
     text = (
         f"collective setup: {ns / context.step_ns:.1%} of the step, most of it in the first "
         "collective of a communicator, which connects its ranks. This occurs once: record later "
@@ -100,8 +101,9 @@ def _pipeline_bubble(
 ) -> Iterator[Candidate]:
     """Yield the wait for other stages that even the rank with the least of it has.
 
-    Sends do not delay their stage. If faults are fixed (`fixed`, which saves `gain_ns` per step),
-    ranks wait less.
+    Stages wait in receives, and in collectives with other stages at the end of a step. Sends do
+    not delay their stage. If faults are fixed (`fixed`, which saves `gain_ns` per step), ranks wait
+    less.
     """
     matched, rows, events = context.matched, context.matched.rows, context.matched.events
     sent = np.unique(np.stack((events.src, events.dst))[:, matched.transfers], axis=1)
@@ -117,23 +119,33 @@ def _pipeline_bubble(
     steps = len(np.unique(rows.step[chosen]))
     ranks = len(matched.ranks)
     waits = np.bincount(rank, exposed_ns, ranks) / steps
-    bubbles = np.bincount(rank, exposed_ns * receives, ranks) / steps
+    peers = context.roles.peers
+    spans = [len(set(peers[matched.present(one.ranks)].tolist())) > 1 for one in matched.groups]
+    between = receives | (np.array([*spans, False])[events.group[event]] & (events.src[event] < 0))
+    bubbles = np.bincount(rank, exposed_ns * between, ranks) / steps
+    bubbles = np.minimum(bubbles, _exposed_ns(context))
     if gain_ns:
         saved_ns = context.replay.saved_ns(fixed) / max(len(context.replay.steps), 1)
         bubbles *= np.clip(1 - (gain_ns - saved_ns) / np.maximum(waits, 1), 0, None)
     stages, received = np.unique(rank[receives], return_counts=True)
     bubble_ns = float(bubbles[stages].min())
+    if bubble_ns < _MIN_BUBBLE_SHARE * context.step_ns:
+        return
+    # The first and the last stage receive once per micro-batch; more often if stages interleave,
+    # so that the last one sends to the first one.
+    batches, in_line = round(float(received.min()) / steps), np.unique(sent)
+    usual = _BATCHES_PER_STAGE * len(np.unique(peers[in_line]))
+    advice, saved_ns = "use more micro-batches per step or a zero-bubble schedule", bubble_ns
+    if len(pairs) < 2 * len(in_line) and 0 < batches < usual:  # all micro-batches share a bubble
+        advice = f"use {usual} micro-batches per step instead of {batches}, or interleaved stages"
+        saved_ns *= 1 - batches / usual
     text = (
         "pipeline bubble: every rank waits for other stages, the busiest one for "
-        f"{bubble_ns / context.step_ns:.1%} of the step: use more micro-batches per step (twice as "
-        "many save half of it) or an interleaved schedule"
+        f"{bubble_ns / context.step_ns:.1%} of the step: {advice}"
     ).replace("%", " %")
-    figures = {
-        "bubble_ms_per_step": bubble_ns / NS_PER_MS,
-        "receives_per_step": float(np.median(received)) / steps,
-    }
-    kind, least = PIPELINE_BUBBLE, _MIN_BUBBLE_SHARE
-    yield _candidate(context, kind, ReplayChange(), text, figures, bound_ns=bubble_ns, least=least)
+    figures = {"bubble_ms_per_step": bubble_ns / NS_PER_MS, "batches_per_step": batches}
+    kind, least = PIPELINE_BUBBLE, 0.0
+    yield _candidate(context, kind, ReplayChange(), text, figures, bound_ns=saved_ns, least=least)
 
 
 def moves_around(pairs: set[tuple[int, int]]) -> bool:
@@ -209,7 +221,7 @@ def _exposed_communication(context: RuleContext) -> Iterator[Candidate]:
     """Yield transfers that delay the ranks; the change is full overlap with compute."""
     places = np.flatnonzero(_usable(context))
     # Overlap saves no more, so shorter times need no replay.
-    if not len(places) or _exposed_ns(context) < _MIN_SHARE * context.step_ns:
+    if not len(places) or _exposed_ns(context).max() < _MIN_SHARE * context.step_ns:
         return
     text = (
         f"exposed communication: all ranks wait for transfers, {_most(context, places)}: overlap "
@@ -220,10 +232,10 @@ def _exposed_communication(context: RuleContext) -> Iterator[Candidate]:
     yield _candidate(context, EXPOSED_COMMUNICATION, change, text, figures)
 
 
-def _exposed_ns(context: RuleContext) -> float:
-    """Return the exposed communication per step of the rank that has most of it."""
+def _exposed_ns(context: RuleContext) -> Floats:
+    """Return the mean exposed communication per step of each rank."""
     steps = [(one.steps["exposed"], one.steps["step"]) for one in context.matched.partials]
-    return float(max(np.mean(ns[np.isin(step, context.steps)]) for ns, step in steps))
+    return np.array([np.mean(ns[np.isin(step, context.steps)]) for ns, step in steps])
 
 
 def _per_step_ms(context: RuleContext, places: Ints) -> float:
