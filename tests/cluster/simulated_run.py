@@ -345,7 +345,10 @@ def partial_of(simulated: SimulatedRun, rank: int, *, vendor: str = "huawei") ->
     plan = simulated.plan
     rows = sorted(simulated.operations[rank], key=lambda row: int(row["start"]))
     groups = [group for group in simulated.groups if rank in group]
-    kinds = ("all_reduce", "all_to_all", "receive", "send")
+    kinds = (
+        *("all_reduce", "all_to_all", "receive", "send"),
+        *("coalesced", "all_gather", "reduce_scatter"),
+    )
     table = np.array(
         [
             (

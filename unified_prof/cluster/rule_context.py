@@ -119,6 +119,7 @@ class Candidate:
     bound_ns: float = 0.0
     min_cost_ns: float = 0.0  # Minimum cost per affected step for this kind of finding.
     global_ranks: tuple[int, ...] | None = None  # Global ranks at fault if they have no recording.
+    cost_ns: float | None = None  # Cost in each of `steps` if a replay cannot estimate it.
     # True if the change fixes more than the fault, so that its gain is an upper bound.
     is_bound: bool = False
 
@@ -224,6 +225,8 @@ def _gain(context: RuleContext, candidate: Candidate) -> tuple[float, int]:
     replay = context.replay_of(candidate.steps)
     everywhere = set(candidate.steps) >= set(context.steps)
     replayed = len(replay.steps if everywhere else set(candidate.steps) & set(replay.steps))
+    if candidate.cost_ns is not None:
+        return candidate.cost_ns * replayed, replayed
     return (replay.gain_ns(candidate.change) if replayed else 0.0), replayed
 
 

@@ -135,17 +135,17 @@ def _pipeline_bubble(
     # so that the last one sends to the first one.
     batches, in_line = round(float(received.min()) / steps), np.unique(sent)
     usual = _BATCHES_PER_STAGE * len(np.unique(peers[in_line]))
-    advice, saved_ns = "use more micro-batches per step or a zero-bubble schedule", bubble_ns
+    advice, cost_ns = "use more micro-batches per step or a zero-bubble schedule", bubble_ns
     if len(pairs) < 2 * len(in_line) and 0 < batches < usual:  # all micro-batches share a bubble
         advice = f"use {usual} micro-batches per step instead of {batches}, or interleaved stages"
-        saved_ns *= 1 - batches / usual
+        cost_ns *= 1 - batches / usual
     text = (
         "pipeline bubble: every rank waits for other stages, the busiest one for "
         f"{bubble_ns / context.step_ns:.1%} of the step: {advice}"
     ).replace("%", " %")
     figures = {"bubble_ms_per_step": bubble_ns / NS_PER_MS, "batches_per_step": batches}
     kind, least = PIPELINE_BUBBLE, 0.0
-    yield _candidate(context, kind, ReplayChange(), text, figures, bound_ns=saved_ns, least=least)
+    yield _candidate(context, kind, ReplayChange(), text, figures, bound_ns=cost_ns, least=least)
 
 
 def moves_around(pairs: set[tuple[int, int]]) -> bool:

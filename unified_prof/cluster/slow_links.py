@@ -52,6 +52,7 @@ _MIN_NETWORK_BYTES = 4 << 20
 _MIN_ADAPTERS_PER_DEVICE = 0.5  # Some clouds have fewer, or slower, adapters than devices.
 # Messages of an exchange whose sizes differ by less than this factor are equal, or padded.
 PADDED = 1.02
+_MIN_RING = 5  # Minimum number of ranks of a ring in which late ranks and slow links differ.
 _MIN_NETWORK_COST_SHARE = 0.01  # Minimum cost of a slow network, as a share of the step.
 
 
@@ -238,8 +239,44 @@ def slow_links(context: RuleContext) -> Iterator[Candidate]:
             pairs[key] = pairs[key].merge(one, matched) if key in pairs else one
         for one in pairs.values():
             yield _link_candidate(context, one)
-    if not slow:
+    exchanges = [*_slow_exchanges(context)]
+    yield from exchanges
+    if not slow and not exchanges:
         yield from _slow_network(context)
+
+
+def _slow_exchanges(context: RuleContext) -> Iterator[Candidate]:
+    """Yield two neighbours in a group that have no short exchange with their neighbours.
+
+    A slow link of a ring delays all ranks, but those at its ends alone have no short exchange. A
+    late rank delays its two neighbours, which are no neighbours of each other.
+    """
+    matched, events = context.matched, context.matched.events
+    usable = matched.is_kind(events.kind, "coalesced", "send_receive") & (events.bytes > 0)
+    usable &= events.complete & ~matched.transfers & np.isin(events.step, context.steps)
+    keys = np.stack((events.group, events.kind, events.bytes), 1)
+    for key in np.unique(keys[usable], axis=0):
+        places = np.flatnonzero(usable & (keys == key).all(axis=1))
+        group, size = matched.groups[int(key[0])], int(key[2])
+        ranks = matched.present(group.ranks)
+        inside = (events.first[places][:, None] + np.arange(len(ranks))).ravel()
+        rank, length = matched.rows.rank[inside], matched.rows.length[inside]
+        shortest = np.full(len(matched.ranks), np.iinfo(np.int64).max)
+        np.minimum.at(shortest, rank, length)
+        took = shortest[[*ranks]]
+        usual = float(np.median(took))
+        slow = np.flatnonzero(took > _MIN_RATIO_OF_TWO * usual)
+        if len(ranks) < _MIN_RING or len(slow) != 2 or np.ptp(slow) not in (1, len(ranks) - 1):
+            continue
+        if np.delete(took, slow).max() > MIN_RATIO * usual:
+            continue
+        pair = tuple(ranks[at] for at in slow.tolist())
+        rates = size / float(took[slow].min()), size / usual
+        link = SlowLink(pair, None, int(key[0]), rates[1] / rates[0], (*places.tolist(),), *rates)
+        # The replay lets exchanges end together, but the two ranks alone determine the speed.
+        exposed_ns = np.minimum(length - matched.rows.covered[inside], length - usual).clip(0)
+        cost_ns = float(exposed_ns[np.isin(rank, pair)].sum()) / 2 / len(context.steps)
+        yield replace(_link_candidate(context, link), cost_ns=cost_ns)
 
 
 def _slow_network(context: RuleContext) -> Iterator[Candidate]:
