@@ -211,11 +211,17 @@ def foreach(args: Arguments) -> Cost:
     return Cost("vector", lists[0][0].dtype, elements, moved)
 
 
+def _to_copy(args: Arguments) -> Cost:
+    x = args.tensor(0)
+    return costs.copy(x, Tensor(x.shape, args.scalar_type(1) or x.dtype))
+
+
 _MEMORY: dict[str, Formula] = {
+    "_to_copy": _to_copy,
     "copy_": lambda args: costs.copy(args.tensor(1), args.tensor(0)),
     "_copy_from": lambda args: costs.copy(args.tensor(0), args.tensor(1)),
     **dict.fromkeys(
-        "clone contiguous _to_copy roll flip tril triu".split(),
+        "clone contiguous roll flip tril triu".split(),
         lambda args: costs.copy(args.tensor(0)),
     ),
     **dict.fromkeys(
@@ -345,22 +351,31 @@ _PRODUCTS: dict[str, Formula] = {
 }
 
 
-def _reduction(dims: int, *, out: str | None = None, results: int = 1) -> Formula:
-    """Return the formula of a reduction over the dimensions in argument `dims`."""
+def _reduction(dims: int, *out: str) -> Formula:
+    """Return the formula of a reduction over the dimensions in argument `dims`.
+
+    `out` are the dtypes of the results, by default that of the input ("").
+    """
 
     def cost(args: Arguments) -> Cost:
         x = args.tensor(0)
         if args.optional(1) is not None and dims == 1:
             return costs.elementwise(args.tensors(2))
         if len(args.given) <= dims + 1:
-            return costs.reduction(x, 1, out=out)
+            return costs.reduction(x, 1, *out[:1])
         reduced = args.integers(dims)
         if reduced is None and not args.values:
             doubt = "the reduced dimensions were not recorded; only reading is counted"
-            return replace(costs.reduction(x, 1, out=out), doubt=doubt)
-        return costs.reduction(x, results * _remaining(x.shape, reduced or ()), out=out)
+            return replace(costs.reduction(x, 1, *out), doubt=doubt)
+        return costs.reduction(x, _remaining(x.shape, reduced or ()), *out)
 
     return cost
+
+
+def _sum(args: Arguments) -> Cost:
+    x = args.tensor(0)
+    is_float = "int" not in x.dtype and x.dtype != "bool"
+    return _reduction(1, args.scalar_type(3) or (x.dtype if is_float else "int64"))(args)
 
 
 def _remaining(shape: Shape, dims: Shape) -> int:
@@ -389,19 +404,19 @@ def _pool(indices: bool) -> Formula:
 
 
 def _pool_backward(args: Arguments) -> Cost:
-    dy, x = args.tensor(0), args.tensor(1)
-    more = dy.elements * 8 if len(args.given) > 3 else 0
-    return Cost("vector", dy.dtype, dy.elements, dy.bytes + x.bytes + more)
+    dy, x, indices = args.tensor(0), args.tensor(1), args.optional(7)
+    moved = costs.bytes_of(dy, indices) + x.elements * item_size(x.dtype)
+    return Cost("vector", dy.dtype, dy.elements, moved)
 
 
 _REDUCTIONS: dict[str, Formula] = {
     "batch_norm_stats": lambda args: costs.reduction(args.tensor(0), 2 * args.tensor(0).shape[1]),
-    **dict.fromkeys(
-        "sum nansum mean prod amax amin max min logsumexp var std".split(), _reduction(1)
-    ),
-    **dict.fromkeys(("any", "all"), _reduction(1, out="bool")),
-    **dict.fromkeys(("argmax", "argmin"), _reduction(1, out="int64")),
-    **dict.fromkeys(("var_mean", "std_mean"), _reduction(1, results=2)),
+    **dict.fromkeys(("sum", "nansum", "prod"), _sum),
+    **dict.fromkeys("mean amax amin logsumexp var std".split(), _reduction(1)),
+    **dict.fromkeys(("max", "min"), _reduction(1, "", "int64")),
+    **dict.fromkeys(("any", "all"), _reduction(1, "bool")),
+    **dict.fromkeys(("argmax", "argmin"), _reduction(1, "int64")),
+    **dict.fromkeys(("var_mean", "std_mean"), _reduction(1, "", "")),
     **dict.fromkeys(("norm", "linalg_vector_norm"), _reduction(2)),
     **dict.fromkeys(("max_pool2d_with_indices", "max_pool3d_with_indices"), _pool(True)),
     **dict.fromkeys(("avg_pool2d", "avg_pool3d"), _pool(False)),

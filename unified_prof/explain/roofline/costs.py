@@ -281,21 +281,33 @@ def elementwise(inputs: Iterable[Tensor], *, operations: int = 1, out: str | Non
 
 
 def result_type(tensors: Sequence[Tensor]) -> str:
-    """Return the dtype that torch promotes to: tensors with dimensions decide over scalars."""
-    shaped = [tensor for tensor in tensors if tensor.shape] or list(tensors)
-    floating = [one for one in shaped if "int" not in one.dtype and one.dtype != "bool"]
-    result = (floating or shaped)[0].dtype
-    for one in floating or shaped:
+    """Return the dtype that torch promotes to.
+
+    Floating point decides over integers and these over bool, then tensors with dimensions over
+    those without.
+    """
+    highest = max(_category(one.dtype) for one in tensors)
+    decisive = [one for one in tensors if _category(one.dtype) == highest]
+    decisive = [one for one in decisive if one.shape] or decisive
+    result = decisive[0].dtype
+    for one in decisive:
         if {one.dtype, result} == {"bf16", "fp16"}:
             return "fp32"
         result = wider_dtype(result, one.dtype)
     return result
 
 
-def reduction(x: Tensor, results: int, *, out: str | None = None) -> Cost:
-    """Return the cost of reducing a tensor to `results` elements."""
-    moved = x.bytes + results * item_size(out or x.dtype)
-    return Cost("vector", x.dtype, x.elements, moved)
+def _category(dtype: str) -> int:
+    return 0 if dtype == "bool" else 1 if "int" in dtype else 2
+
+
+def reduction(x: Tensor, results: int, *out: str) -> Cost:
+    """Return the cost of reducing a tensor to `results` elements of each dtype in `out`.
+
+    The default, and the meaning of "", is the dtype of `x`.
+    """
+    written = results * sum(item_size(one or x.dtype) for one in out or ("",))
+    return Cost("vector", x.dtype, x.elements, x.bytes + written)
 
 
 # Operations per element: forward, backward.
@@ -312,8 +324,8 @@ def normalization(
     kind: str, x: Tensor, params: Iterable[Tensor | None] = (), *, backward: bool = False
 ) -> Cost:
     """Return the cost of a normalization (a key of `_NORM`) or of its gradients."""
-    # Gradients also read dy, and write those of `params`.
-    moved = (2 + backward) * x.bytes + (1 + backward) * bytes_of(*params)
+    # Gradients also read the result or dy, and write those of `params`.
+    moved = x.bytes + (1 + backward) * (x.elements * item_size(x.dtype) + bytes_of(*params))
     return Cost("vector", x.dtype, _NORM[kind][backward] * x.elements, moved)
 
 

@@ -1,11 +1,13 @@
-"""FLOPs of programs as torch counts them and as the roofline formulas count them."""
+"""Bytes and FLOPs of operations that torch runs, and those that the roofline formulas count."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from math import prod
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from unified_prof.explain.roofline.arguments import Arguments, parsed
@@ -21,7 +23,33 @@ _TYPES = {
     torch.int32: "int",
     torch.bool: "bool",
     torch.complex64: "c10::complex<float>",
+    torch.complex128: "c10::complex<double>",
 }
+# Numbers by which recordings name a dtype.
+_NUMBERS: dict[Any, int] = {
+    torch.float16: 5,
+    torch.float32: 6,
+    torch.float64: 7,
+    torch.bfloat16: 15,
+}
+# Operations of which formulas count only the elements that an index picks, or only the first
+# result and no statistics of rows; that write their first argument without reading it; and that
+# read only the shape of `self`.
+_PICK = {"embedding", "gather", "index_select"}
+_FIRST_RESULT = {"native_layer_norm", "native_group_norm", "log_sigmoid_forward"}
+_FIRST_RESULT |= {"_scaled_dot_product_flash_attention_for_cpu"}
+_ROW_STATISTICS = {"mean", "rstd", "save_mean", "save_invstd", "logsumexp"}
+_OVERWRITE = set("copy_ fill_ zero_ normal_ uniform_ bernoulli_ exponential_".split())
+_SHAPE_ONLY = {"max_pool2d_with_indices_backward", "avg_pool2d_backward"}
+_SHAPE_ONLY |= {"_adaptive_avg_pool2d_backward"}
+
+
+class Call(NamedTuple):
+    """A dispatched operation: its cost by the formula, and the size of its tensors."""
+
+    name: str
+    cost: Cost
+    moved_bytes: int
 
 
 class Counting(TorchDispatchMode):  # type: ignore[misc]
@@ -29,21 +57,49 @@ class Counting(TorchDispatchMode):  # type: ignore[misc]
 
     def __init__(self) -> None:
         super().__init__()
-        self.costs: list[tuple[str, Cost]] = []
+        self.calls: list[Call] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         arguments = dict(zip((one.name for one in func._schema.arguments), args, strict=False))
         arguments |= kwargs or {}
         values = [arguments.get(one.name, one.default_value) for one in func._schema.arguments]
-        name = func._schema.name
+        name, cost = func._schema.name.removeprefix("aten::"), None
         if (formula := formula_of(name)) is not None:
-            self.costs.append((name, formula(arguments_of(values))))
-        return func(*args, **(kwargs or {}))
+            cost = formula(arguments_of(values))
+        result = func(*args, **(kwargs or {}))
+        if cost is not None:
+            self.calls.append(Call(name, cost, _size_of_tensors(name, arguments, result)))
+        return result
 
     @property
     def flops(self) -> int:
         """FLOPs of the matrix units."""
-        return sum(cost.flops for _, cost in self.costs if cost.unit == "matrix")
+        return sum(call.cost.flops for call in self.calls if call.cost.unit == "matrix")
+
+
+def _size_of_tensors(name: str, arguments: dict[str, Any], result: Any) -> int:
+    """Return the bytes of all tensors that are read and written, each element in memory once."""
+    results = [one for one in tree_leaves(result) if isinstance(one, torch.Tensor)]
+    if name in _PICK:
+        index = arguments["indices" if name == "embedding" else "index"]
+        return int(index.nbytes + 2 * results[0].nbytes)
+    if name in ("scatter", "scatter_add"):  # Elements of the target are read and written.
+        return int(arguments["index"].nbytes + 3 * arguments["src"].nbytes)
+    if name.startswith("nll_loss"):  # One score of each target is read, or all gradients written.
+        scores, target = arguments["self"], arguments["target"]
+        elements = target.numel() if "forward" in name else scores.numel()
+        return int(target.nbytes + elements * scores.element_size())
+    read = {key for key in arguments if key not in _ROW_STATISTICS}
+    if name in _OVERWRITE or name in _SHAPE_ONLY:
+        read.remove("self")
+    tensors = [*tree_leaves([arguments[key] for key in read])]
+    tensors += results[:1] if name in _FIRST_RESULT else results
+    return sum(
+        prod(size for size, step in zip(one.shape, one.stride(), strict=True) if step or not size)
+        * one.element_size()
+        for one in tensors
+        if isinstance(one, torch.Tensor)
+    )
 
 
 def arguments_of(values: Sequence[object]) -> Arguments:
@@ -65,7 +121,7 @@ def _recorded_text(value: Any) -> tuple[str, str, str, str]:
             shapes = "|".join(",".join(map(str, one.shape)) for one in value)
             return "TensorList", shapes, "", ""
         return "ScalarList", "", "", str(list(value))
-    return "Scalar", "", "", str(value)
+    return "Scalar", "", "", str(_NUMBERS.get(value, value))
 
 
 def torch_and_formula_flops(run: Callable[[], object]) -> tuple[int, int]:
@@ -77,8 +133,18 @@ def torch_and_formula_flops(run: Callable[[], object]) -> tuple[int, int]:
     return torch_counter.get_total_flops(), counting.flops
 
 
-def costs(run: Callable[[], object]) -> Iterator[tuple[str, Cost]]:
-    """Yield the operations of a program that have a formula, with their cost."""
-    with Counting() as counting:
-        run()
-    yield from counting.costs
+def calls_of(programs: Iterable[str], **tensors: object) -> list[Call]:
+    """Return the operations that have a formula in expressions and in their gradients."""
+    names = {"torch": torch, "F": torch.nn.functional, **tensors}
+    found: list[Call] = []
+    for program in programs:
+        with Counting() as counting:
+            results = [one for one in tree_leaves(eval(program, names)) if one.requires_grad]
+            scaled = [
+                (torch.view_as_real(one) if one.is_complex() else one).mul(2) for one in results
+            ]
+            if results:
+                torch.autograd.backward([one.sum() for one in scaled])
+        assert counting.calls, program
+        found += counting.calls
+    return found

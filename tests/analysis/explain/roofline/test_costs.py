@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.flop_counter import sdpa_backward_flop_count, sdpa_flop_count
 
-from tests.analysis.explain.roofline.counted import costs, torch_and_formula_flops
+from tests.analysis.explain.roofline.counted import calls_of, torch_and_formula_flops
 from unified_prof.explain.roofline import costs as formulas
 from unified_prof.explain.roofline.arguments import Tensor, UnknownCostError, parsed
 from unified_prof.explain.roofline.aten_formulas import FORMULAS
@@ -47,18 +47,6 @@ def test_matmul_flops_equal_those_of_torch(m: int, k: int, n: int, batch: list[i
     assert found == expected > 0
 
 
-@pytest.mark.parametrize(
-    ("left", "right"),
-    [((4, 5), (5,)), ((5,), (5, 3)), ((2, 1, 4, 5), (3, 5, 6)), ((7, 4, 5), (5, 6)), ((5,), (5,))],
-)
-def test_matmul_with_vectors_and_batches(left: tuple[int, ...], right: tuple[int, ...]) -> None:
-    a, b = torch.empty(left), torch.empty(right)
-    result = torch.matmul(a, b)
-    found = formulas.matmul(Tensor(left, "fp32"), Tensor(right, "fp32"))
-    assert found.flops == 2 * result.numel() * left[-1]
-    assert found.moved_bytes == 4 * (a.numel() + b.numel() + result.numel())
-
-
 def test_matmul_bias_is_vector_work_and_output_type_sets_its_bytes() -> None:
     found = formulas.matmul(bf16(141, 512), bf16(512, 2048), bias=bf16(2048))
     assert (found.unit, found.dtype, found.flops) == ("matrix", "bf16", 2 * 141 * 512 * 2048)
@@ -66,13 +54,6 @@ def test_matmul_bias_is_vector_work_and_output_type_sets_its_bytes() -> None:
     assert found.moved_bytes == 2 * (141 * 512 + 512 * 2048 + 141 * 2048 + 2048)
     wide = formulas.matmul(Tensor((8, 8), "fp8"), Tensor((8, 8), "fp8"), out="bf16")
     assert wide.moved_bytes == 64 + 64 + 128
-
-
-def test_expanded_factor_is_read_once() -> None:
-    a = Tensor((16, 4, 5), "fp32", (0, 5, 1))
-    found = formulas.matmul(a, Tensor((16, 5, 6), "fp32", (30, 6, 1)))
-    assert found.moved_bytes == 4 * (4 * 5 + 16 * 5 * 6 + 16 * 4 * 6)
-    assert found.flops == 2 * 16 * 4 * 5 * 6
 
 
 def test_complex_matmul_has_four_times_the_flops() -> None:
@@ -206,68 +187,8 @@ def test_elementwise_operations_broadcast_and_read_expanded_tensors_once() -> No
         formulas.elementwise([bf16(4), bf16(3)])
 
 
-def test_type_promotion_equals_that_of_torch() -> None:
-    assert parsed("", "Scalar", None, '["15"]').scalar_type(0) == "bf16"
-    pairs = [
-        (torch.bfloat16, torch.float32),
-        (torch.int64, torch.float16),
-        (torch.float16, torch.bfloat16),
-        (torch.bool, torch.int32),
-    ]
-    names = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.int64: "int64"}
-    names |= {torch.float16: "fp16", torch.bool: "bool", torch.int32: "int32"}
-    for left, right in pairs:
-        found = formulas.result_type([Tensor((2,), names[left]), Tensor((2,), names[right])])
-        assert found == names[torch.promote_types(left, right)]
-        # A tensor without dimensions does not widen the result.
-        assert formulas.result_type([Tensor((2,), "bf16"), Tensor((), "fp64")]) == "bf16"
-
-
-def test_embedding_reads_only_the_selected_rows() -> None:
-    (found,) = (
-        cost
-        for name, cost in costs(lambda: F.embedding(index_tensor(5), tensor(30522, 512)))
-        if name == "aten::embedding"
-    )
-    assert (found.flops, found.moved_bytes) == (0, 5 * (8 + 2 * 4 * 512))
-
-
-@pytest.mark.parametrize(("indices", "index_bytes"), [(True, 8), (False, 0)])
-def test_pooling_reads_input_and_writes_both_results(indices: bool, index_bytes: int) -> None:
-    pool = F.max_pool2d if indices else F.avg_pool2d
-    ((_, found),) = costs(lambda: pool(tensor(2, 3, 8, 8), 2))
-    results = 2 * 3 * 4 * 4
-    assert found.flops == results * 4
-    assert found.moved_bytes == 4 * 2 * 3 * 8 * 8 + results * (4 + index_bytes)
-
-
 def index_tensor(count: int) -> torch.Tensor:
     return torch.zeros(count, dtype=torch.int64, device="meta")
-
-
-def test_formulas_of_a_training_step_match_its_tensors() -> None:
-    def run() -> None:
-        x = tensor(2, 8, 16)
-        y = F.layer_norm(x, (16,), tensor(16), tensor(16))
-        y = F.gelu(F.linear(y, tensor(32, 16)))
-        scores = F.log_softmax(y.reshape(16, 32), -1)
-        loss = F.nll_loss(scores, index_tensor(16)) + y.sum((0, 1)).mean()
-        loss.backward()
-
-    by_name: dict[str, list[Cost]] = {}
-    for name, cost in costs(run):
-        by_name.setdefault(name.removeprefix("aten::"), []).append(cost)
-    (norm,) = by_name["native_layer_norm"]
-    assert (norm.flops, norm.moved_bytes) == (8 * 256, 4 * (2 * 256 + 32))
-    (back,) = by_name["native_layer_norm_backward"]
-    assert (back.flops, back.moved_bytes) == (14 * 256, 4 * (3 * 256 + 2 * 32))
-    (gelu,) = by_name["gelu"]
-    assert gelu.moved_bytes == 4 * 2 * 512
-    (softmax,) = by_name["_log_softmax"]
-    assert softmax.moved_bytes == 4 * 2 * 512
-    reduced = [cost.moved_bytes for cost in by_name["sum"]]
-    assert 4 * (512 + 32) in reduced
-    assert sum(cost.flops for cost in by_name["mm"]) == 3 * 2 * 16 * 16 * 32
 
 
 def test_fused_adam_in_fp32_moves_28_bytes_per_parameter() -> None:
@@ -278,12 +199,6 @@ def test_fused_adam_in_fp32_moves_28_bytes_per_parameter() -> None:
     assert formulas.optimizer("momentum", params).moved_bytes == 20 * 128
     with pytest.raises(UnknownCostError, match="more than 30"):
         formulas.optimizer("adam", [])
-
-
-def test_copies_have_no_flops() -> None:
-    found = formulas.copy(Tensor((3, 5), "fp32"), bf16(3, 5))
-    assert (found.unit, found.flops, found.moved_bytes) == ("copy", 0, 15 * 6)
-    assert formulas.concatenation([bf16(2, 3), bf16(4, 3)]).moved_bytes == 2 * 2 * 18
 
 
 @pytest.mark.parametrize(
@@ -314,32 +229,21 @@ def formula_cost(name: str, shapes: str, types: str, *values: object) -> Cost:
     return FORMULAS[name](parsed(shapes, types, values=texts))
 
 
-def spectrum(*shape: int) -> torch.Tensor:
-    return torch.zeros(shape, dtype=torch.complex64)
-
-
 @pytest.mark.parametrize(
-    ("name", "function", "x", "values", "points", "per_point"),
+    ("program", "count", "points", "per_point"),
     [
-        ("_fft_c2c", torch.fft.fft2, spectrum(4, 32, 64), ("[1, 2]", 0, True), 32 * 64, 5),
-        ("_fft_r2c", torch.fft.rfft, torch.randn(8, 1024), ("[1]", 0, True), 1024, 2.5),
-        ("_fft_c2r", torch.fft.irfft, spectrum(8, 513), ("[1]", 2, 1024), 1024, 2.5),
+        ("torch.fft.fft2(torch.zeros(4, 32, 64, dtype=torch.complex64))", 4, 2048, 5),
+        ("torch.fft.rfft(torch.zeros(8, 1024))", 8, 1024, 2.5),
+        ("torch.fft.irfft(torch.zeros(8, 513, dtype=torch.complex64))", 8, 1024, 2.5),
     ],
 )
 def test_fft_has_the_usual_flops_and_moves_both_sides(
-    name: str,
-    function: Callable[[torch.Tensor], torch.Tensor],
-    x: torch.Tensor,
-    values: tuple[object, ...],
-    points: int,
-    per_point: float,
+    program: str, count: int, points: int, per_point: float
 ) -> None:
     """FFTW's convention: 5 n log2(n) for complex values, half for real ones."""
-    kind = "c10::complex<float>" if x.is_complex() else "float"
-    found = formula_cost(name, ",".join(map(str, x.shape)) + ";;;", f"{kind};;;", "", *values)
-    y = function(x)
-    assert found.flops == len(x) * per_point * points * math.log2(points)
-    assert found.moved_bytes == x.numel() * x.element_size() + y.numel() * y.element_size()
+    (call,) = calls_of([program])
+    assert call.cost.flops == count * per_point * points * math.log2(points)
+    assert call.cost.moved_bytes == call.moved_bytes
 
 
 @pytest.mark.parametrize(("mode", "module"), [(2, torch.nn.LSTM), (3, torch.nn.GRU)])
@@ -358,3 +262,75 @@ def test_list_of_unknown_dtype_counts_as_fp32_with_a_doubt() -> None:
     found = formula_cost("cat", "2,3|4,3;", "TensorList;Int", "", 0)
     assert found.moved_bytes == 2 * 4 * 18
     assert found.doubt is not None
+
+
+# Expressions of x and y (n rows, m columns; y may be expanded), z (n, 4, 5, 6), integers i below n,
+# truth values b, a constant c (4), and t(...), tensors of a shape.
+PROGRAMS = {
+    "unary": "x.abs(); x.neg(); x.exp(); x.sin(); x.sqrt(); x.trunc(); x.tanh(); x.sigmoid();"
+    "x.isnan(); b.logical_not(); i.bitwise_not(); x.cumsum(1); x.clamp_min(0.5); x.clamp(y, y);"
+    "F.relu(x); F.hardtanh(x); F.elu(x); F.silu(x); F.gelu(x); F.hardswish(x); F.logsigmoid(x);"
+    "F.dropout(x, 0.5); F.threshold(x, 0.1, 1)",
+    "binary": "x.add(y); x.sub(y); x.mul(2.5); x.div(y); x.maximum(y); x.eq(y); x + t(m); i + x;"
+    "i & i; b * t(); x + t().double(); x.half() + y; i + t(); x.addcmul(x, y); x.lerp(y, y);"
+    "torch.where(b, x, y); x.masked_fill(b, 1); F.mse_loss(x, y, reduction='none')",
+    "memory": "x.clone(); x.roll(1); x.flip(0); x.tril(); x.detach().zero_(); x.detach().normal_();"
+    "x.detach().fill_(1); x.detach().copy_(y.half()); F.embedding(i, x); x.gather(0, i[:, :1]);"
+    "x.index_select(0, i[:, 0]); z.index_select(1, i[0] % 4); F.nll_loss(x, i[:, 0] % m);"
+    "F.nll_loss(z, i[:, :1, None].expand(n, 5, 6) % 4)",
+    "reductions": "x.sum(); x.sum(1); x.mean((0, 1)); z.sum((1, -1)); x.prod(1); x.amax(1);"
+    "x.max(1); x.min(0); torch.max(x, y); b.any(); b.all(1); x.argmax(); x.argmin(0); x.std(1);"
+    "torch.var_mean(x, 1); torch.linalg.vector_norm(z, 2, (1, 2)); z.topk(3)",
+    "pooling": "F.max_pool2d(z, 3, 2, 1); F.max_pool2d(z, 2, 1, dilation=2); F.avg_pool2d(z, 2);"
+    "F.avg_pool2d(z, (2, 3), 1, 1); F.max_pool3d(z, (2, 1, 3)); F.adaptive_avg_pool2d(z, 2)",
+    "normalizations": "F.softmax(x, 1); F.log_softmax(z, 1); F.group_norm(z.detach(), 2, c, c);"
+    "F.layer_norm(x, (m,)); F.layer_norm(x, (m,), t(m), t(m));"
+    "F.softmax(x.bfloat16(), 1, dtype=torch.float32);"
+    "F.batch_norm(z.detach(), c, c, c, c, True);"
+    "F.batch_norm(z.detach(), c, c, c, c, False);"
+    "torch._softmax_backward_data(x[:1].expand(n, m), x, 1, x.dtype)",
+    "products": "x.mm(y.t()); x.mv(t(m)); t(m).dot(t(m)); t(n, m).matmul(t(2, 1, m, 3));"
+    "t(1, n, m).expand(2, n, m).bmm(t(2, m, 3)); torch.addmm(t(3), x, t(m, 3));"
+    "torch.addmv(t(n), x, t(m)); torch.addbmm(t(3), t(2, n, m), t(2, m, 3));"
+    "torch.baddbmm(t(3), t(2, n, m), t(2, m, 3)); F.linear(x, t(3, m), t(3))",
+    "convolutions": "F.conv2d(z, t(6, 4, 3, 3), padding='same'); F.conv3d(z[0, None, None], "
+    "t(2, 1, 2, 1, 3)); F.conv1d(t(2, 4, 9), t(6, 2, 3), t(6), 2, 1, 2, 2);"
+    "F.conv_transpose1d(t(2, 4, 9), t(4, 3, 3), t(6), 2, 1, 1, 2)",
+    "attention": "F.scaled_dot_product_attention(t(2, 6, n, m), t(2, 6, 4, m), t(2, 6, 4, m));"
+    "F.scaled_dot_product_attention(z, z, z, is_causal=True);"
+    "F.scaled_dot_product_attention(z, z, z, t(5, 5).detach())",
+    "transforms": "torch.fft.fft(x); torch.fft.ifft(torch.fft.fft(x)); torch.fft.rfft2(x)",
+}
+
+
+@pytest.mark.parametrize("programs", PROGRAMS.values(), ids=PROGRAMS)
+@given(n=SIZE, m=SIZE, is_double=st.booleans(), is_expanded=st.booleans())
+@settings(max_examples=16, deadline=None)
+def test_operations_move_the_bytes_of_their_tensors(
+    programs: str, n: int, m: int, is_double: bool, is_expanded: bool
+) -> None:
+    def t(*shape: int) -> torch.Tensor:
+        dtype = torch.float64 if is_double else torch.float32
+        return torch.rand(shape, dtype=dtype, requires_grad=True)
+
+    y = t(1, m).expand(n, m) if is_expanded else t(n, m)
+    i = torch.randint(n, (n, m))
+    tensors = {"x": t(n, m), "y": y, "z": t(n, 4, 5, 6), "c": t(4).detach(), "t": t}
+    for call in calls_of(programs.split(";"), n=n, m=m, i=i, b=i > 0, **tensors):
+        assert call.cost.moved_bytes == call.moved_bytes or call.cost.doubt, call
+
+
+NAMES = {torch.float32: "fp32", torch.float64: "fp64", torch.bfloat16: "bf16", torch.bool: "bool"}
+NAMES |= {torch.float16: "fp16", torch.int64: "int64", torch.int32: "int32"}
+
+
+OPERAND = st.tuples(st.sampled_from(sorted(NAMES, key=str)), st.sampled_from([(), (2,)]))
+
+
+@given(st.tuples(OPERAND, OPERAND))
+def test_type_promotion_equals_that_of_torch(
+    tensors: Sequence[tuple[torch.dtype, tuple[int, ...]]],
+) -> None:
+    expected = torch.result_type(*(torch.empty(shape, dtype=dtype) for dtype, shape in tensors))
+    found = formulas.result_type([Tensor(shape, NAMES[dtype]) for dtype, shape in tensors])
+    assert found == NAMES[expected]
