@@ -407,7 +407,7 @@ def cost_text(cost: Callable[[], Cost]) -> str:
         found = asdict(cost())
     except UnknownCostError as error:
         return str(error)
-    return ", ".join(f"{key} {one}" for key, one in found.items() if one not in (None, ""))
+    return ", ".join(f"{key} {one}" for key, one in found.items() if one not in (None, "", ()))
 
 
 def cost_of_operation(name: str, words: str) -> Cost:

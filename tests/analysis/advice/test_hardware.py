@@ -132,3 +132,71 @@ def test_hardware_rules_are_skipped_for_an_unknown_device(tmp_path: Path) -> Non
     missing = {one.kind: one.why for one in result.not_judged}
     assert "tool.uprof.devices" in missing["inefficient_operation"]
     assert "tool.uprof.devices" in missing["full_precision"]
+
+
+def test_advice_to_pad_names_the_operations_that_it_is_for(tmp_path: Path) -> None:
+    """Rows and a transposed factor need no padding: the elements between rows are what counts."""
+    found = {}
+    for columns in (2047, 2048):
+        with Shaped(tmp_path / f"{columns}.db") as device:
+            device.set_device_name(H100)
+            for at in range(20):
+                shapes = "1001,4096;4096,2048" if at % 2 else f"1024,4096;4096,{columns}"
+                device.operation(at * 10, at * 10 + 5, "aten::mm", shapes, BF16, launches=at + 1)
+                device.kernel(1000 + at * 100_000, 101_000 + at * 100_000, "gemm", at + 1)
+        found[columns] = findings_by_kind(tmp_path / f"{columns}.db")["inefficient_operation"]
+    other, pad = sorted(found[2047].advice.split("; "))
+    assert pad.startswith("aten::mm [1024,4096] [4096,2047] bf16: pad inner")
+    assert other.startswith("aten::mm [1001,4096] [4096,2048] bf16: check")
+    assert "pad" not in found[2048].advice
+
+
+@pytest.mark.parametrize(("length", "advised"), [(1009, "(1,009 to 1,024)"), (1024, None)])
+def test_transforms_of_bad_length_are_named(
+    tmp_path: Path, length: int, advised: str | None
+) -> None:
+    """Lengths without large prime factors take the time that memory needs."""
+    moved = 16384 * (length * 4 + (length // 2 + 1) * 8)
+    time_ns = int(moved / (0.7 * 3350e9) * 1e9) * (4 if advised else 1)
+    with Shaped(tmp_path / "run.db") as device:
+        device.set_device_name(H100)
+        values = ["", "[1]", "0", "True"]
+        for at in range(10):
+            inputs = f"16384,{length};;;", "float;;;"
+            device.operation(
+                at * 10, at * 10 + 5, "aten::_fft_r2c", *inputs, launches=at + 1, values=values
+            )
+            begin = 1000 + at * time_ns
+            device.kernel(begin, begin + time_ns, "vector_fft", at + 1)
+    finding = findings_by_kind(tmp_path / "run.db").get("inefficient_operation")
+    assert (finding is not None) == (advised is not None)
+    if finding is not None:
+        assert finding.advice.endswith(str(advised))
+        assert saving_ns(finding) == pytest.approx(10 * time_ns * (1 - 0.7 / 0.8 / 4), rel=0.01)
+
+
+@pytest.mark.parametrize("doubles", [0, 4, 10])
+def test_fp64_and_fp32_are_priced_separately(tmp_path: Path, doubles: int) -> None:
+    """Ten products, some in fp64 at half of its peak: in TF32 they reach half of that peak."""
+    fp64_ns, fp32_ns = (round(FLOPS / rate * 2e9) for rate in (67e12, 60e12))
+    begin = 1000
+    with Shaped(tmp_path / "run.db") as device:
+        device.set_device_name(H100)
+        for at in range(10):
+            types = "double;double" if at < doubles else FP32
+            kernel, time_ns = ("d884gemm", fp64_ns) if at < doubles else ("sgemm_128x64", fp32_ns)
+            shapes = "1024,4096;4096,2048"
+            device.operation(at * 10, at * 10 + 5, "aten::mm", shapes, types, launches=at + 1)
+            device.kernel(begin, begin + time_ns, kernel, at + 1)
+            begin += time_ns
+    findings = findings_by_kind(tmp_path / "run.db")
+    expected = {"double_precision": doubles * fp64_ns * (1 - 67 / 495)}
+    expected["full_precision"] = (10 - doubles) * (fp32_ns - FLOPS / (0.7 * 989e12) * 1e9)
+    for kind, saved_ns in expected.items():
+        assert (kind in findings) == (saved_ns > 0)
+        if saved_ns:
+            assert saving_ns(findings[kind]) == pytest.approx(saved_ns, rel=1e-3)
+            dtype = "fp64" if kind == "double_precision" else "fp32"
+            assert [row["name"] for row in findings[kind].evidence] == [
+                f"aten::mm [1024,4096] [4096,2048] {dtype}"
+            ]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -24,9 +24,7 @@ MIN_TIME_SHARE = 0.01  # Minimum share of the time of such kernels if their savi
 # Alignment of inner dimensions for tensor cores, in elements.
 ALIGNED = {"fp16": 8, "bf16": 8, "fp8": 16, "int8": 16}
 
-_HALVES, _FULL = ("bf16", "fp16"), ("fp32", "fp64")
-
-_SHAPE = re.compile(r"\[([\d,]+)\]")
+_HALVES = ("bf16", "fp16")
 
 
 def _rows(context: DeviceContext) -> tuple[list[RooflineRow], int]:
@@ -55,7 +53,7 @@ def inefficient_operation(context: DeviceContext) -> Iterator[Cause]:
     )
     saves = np.flatnonzero(saved_ns)
     worst = max(slow, key=lambda row: row.above_target_ns or 0.0)
-    unaligned = [row for row in slow if is_misaligned(row, 1 + context.is_npu)]
+    unaligned = [row for row in slow if _is_misaligned(row, 1 + context.is_npu)]
     limit = f"peak {worst.peak.name} TFLOP/s" if worst.peak else "the peak"
     if worst.bound == "memory":
         limit = "peak memory bandwidth"
@@ -66,44 +64,70 @@ def inefficient_operation(context: DeviceContext) -> Iterator[Cause]:
         saves,
         saved_ns[saves],
         names_place=False,
-        advice=_better_shapes(context.is_npu, bool(unaligned)),
+        advice=_better_shapes(context.is_npu, slow, unaligned),
         sure="likely",
         figures={"operations": len(slow), "misaligned": len(unaligned)},
         evidence=_roofline_evidence(slow),
     )
 
 
-def _better_shapes(is_npu: bool, unaligned: bool) -> str:
-    """Return the advice for operations below the roofline."""
-    if is_npu:
-        return (
-            "pad inner dimensions to a multiple of 256 elements, at least of 16 (a cube block)"
-            if unaligned
-            else "check shapes, format and dtype: larger batch, fusion, another tiling"
-        )
-    return (
-        "pad inner dimensions to a multiple of 8 (16 for 8-bit types)"
-        if unaligned
-        else "check shapes, layout (channels_last) and dtype: larger batch, fusion, another kernel "
-        "(torch.backends.cudnn.benchmark, max-autotune)"
+def _better_shapes(is_npu: bool, slow: list[RooflineRow], unaligned: list[RooflineRow]) -> str:
+    """Return the advice for operations below the roofline, each with those that it is for."""
+    pad, others = (
+        "pad inner dimensions (channels of a convolution) to a multiple of 8 (16 for 8-bit types)",
+        "check shapes, layout (channels_last) and dtype: larger batch, fusion, another kernel "
+        "(torch.backends.cudnn.benchmark, max-autotune)",
     )
+    if is_npu:
+        pad = "pad inner dimensions to a multiple of 256 elements, at least of 16 (a cube block)"
+        others = "check shapes, format and dtype: larger batch, fusion, another tiling"
+    lengths = {
+        size: fast
+        for row in slow
+        for size in (row.cost.inner if row.cost and row.cost.unit == "vector" else ())
+        if (fast := _fast_length(size)) != size
+    }
+    texts = " and ".join(f"{size:,} to {fast:,}" for size, fast in lengths.items())
+    transforms = f"pad transforms to lengths without prime factors above 7 ({texts})"
+    hints: dict[str, list[str]] = {}
+    for row in slow:
+        hint = pad if row in unaligned else others
+        if row.cost and row.cost.unit == "vector" and lengths.keys() & {*row.cost.inner}:
+            hint = transforms
+        hints.setdefault(hint, []).append(f"{row.name} {row.shapes}")
+    if len(hints) == 1:
+        return next(iter(hints))
+    return "; ".join(f"{', '.join(rows[:2])}: {hint}" for hint, rows in hints.items())
 
 
-def is_misaligned(row: RooflineRow, factor: int = 1) -> bool:
-    """Return True if a low-precision matmul has an inner dimension that matrix units pad.
+MAX_LENGTH = 1 << 22  # Longer transforms need several passes anyway.
+
+
+def _fast_length(size: int) -> int:
+    """Return the next length of a Fourier transform without prime factors above 7."""
+    length, rest = size - 1, 0
+    while rest != 1 and 0 < size <= MAX_LENGTH:
+        length += 1
+        rest = length
+        for factor in (2, 3, 5, 7):
+            while rest % factor == 0:
+                rest //= factor
+    return max(length, size)
+
+
+def _is_misaligned(row: RooflineRow, factor: int) -> bool:
+    """Return True if a low-precision operation has an inner dimension that matrix units pad.
 
     Those of NPUs need a multiple of `factor` times as many elements as tensor cores.
     """
     if row.cost is None or row.cost.unit != "matrix" or row.cost.dtype not in ALIGNED:
         return False
-    shapes = [[*map(int, filter(None, text.split(",")))] for text in _SHAPE.findall(row.shapes)]
-    matrices = [shape for shape in shapes if len(shape) > 1]
     multiple = factor * ALIGNED[row.cost.dtype]
-    return any(size % multiple for shape in matrices for size in shape[-2:])
+    return any(size > multiple and size % multiple for size in row.cost.inner)
 
 
 def full_precision(context: DeviceContext) -> Iterator[Cause]:
-    """Find fp32 and fp64 matrix kernels on a device with low-precision matrix units.
+    """Find fp64 kernels, and fp32 matrix kernels on a device with low-precision matrix units.
 
     Without shapes or peaks, the dtype is derived from kernel names, and the saving is unknown.
     """
@@ -112,18 +136,19 @@ def full_precision(context: DeviceContext) -> Iterator[Cause]:
         return
     device = breakdown.roofline_of(context.recording).devices.get(context.device or "")
     assert device is not None
+    rows, total_ns = _rows(context)
+    yield from _double_precision(context, device, rows, total_ns)
     low = device.matrix("bf16") or device.matrix("fp16")
     memory = device.memory_peak()
-    rows, total_ns = _rows(context)
     # The rate of an Ascend's cube in fp32 is not published.
     full_without_peak = device.cores is not None
 
     def is_full(row: RooflineRow) -> bool:
-        if row.cost is None or row.cost.unit != "matrix" or row.cost.dtype not in _FULL:
+        if row.cost is None or row.cost.unit != "matrix" or row.cost.dtype != "fp32":
             return False
         if row.peak is None:
             return full_without_peak
-        return row.peak.name.startswith(_FULL)
+        return row.peak.name.startswith("fp32")
 
     full = [row for row in rows if is_full(row)]
     # A program without 16-bit products needs fp32 tensors: HF32 calculates with them.
@@ -150,8 +175,7 @@ def full_precision(context: DeviceContext) -> Iterator[Cause]:
 
     saved_ns = breakdown.lost_ns(*tasks, above_ns) * ~hf32 * (not low.uncertain)
     text = (
-        f"full precision: {' and '.join(sorted({row.cost.dtype for row in full if row.cost}))} "
-        f"matrix kernels take {percent(full_ns / total_ns)} of kernel time; "
+        f"full precision: fp32 matrix kernels take {percent(full_ns / total_ns)} of kernel time; "
     )
     if low.uncertain:
         text += f"the saving is unknown: {device.name}"
@@ -166,6 +190,44 @@ def full_precision(context: DeviceContext) -> Iterator[Cause]:
         change=context.saving(saves, saved_ns[saves]) if len(saves) else None,
         figures={"full_precision_ns": full_ns, "operations": len(full), "type": low.name},
         evidence=_roofline_evidence(full),
+    )
+
+
+_TF32 = "TF32: torch.set_float32_matmul_precision('high')"
+
+
+def _double_precision(
+    context: DeviceContext, device: Device, rows: list[RooflineRow], total_ns: int
+) -> Iterator[Cause]:
+    """Find fp64 kernels of a GPU; fp32 would move half of the bytes, and multiply in TF32."""
+    double = [
+        row for row in rows if row.cost and row.cost.unit != "copy" and row.cost.dtype == "fp64"
+    ]
+    double_ns = sum(row.total_ns for row in double)
+    if context.is_npu or double_ns < FULL_SHARE * total_ns or not double:
+        return
+
+    def saved_ns(row: RooflineRow) -> float:
+        if row.cost is None or row not in double:
+            return 0.0
+        cost = replace(row.cost, dtype="tf32", moved_bytes=row.cost.moved_bytes // 2)
+        single_ns = breakdown.bound_on(replace(row, cost=cost, peak=None), device)
+        # It would reach the same share of the peaks.
+        share = row.efficiency or MATRIX_TARGET
+        return 0.0 if single_ns is None else max(0.0, row.total_ns - single_ns / share)
+
+    lost_ns = breakdown.lost_ns(context.recording, context.tasks.row, saved_ns)
+    saves = np.flatnonzero(lost_ns)
+    yield context.tasks_finding(
+        f"double precision: fp64 kernels take {percent(double_ns / total_ns)} of kernel time",
+        saves,
+        lost_ns[saves],
+        kind="double_precision",
+        advice="use float32 (.float(), dtype=torch.float32): NumPy's arrays and numbers make "
+        "float64 tensors" + f"; multiply in {_TF32}" * (device.matrix("tf32") is not None),
+        sure="likely",
+        figures={"double_precision_ns": double_ns, "operations": len(double)},
+        evidence=_roofline_evidence(double),
     )
 
 
@@ -206,7 +268,7 @@ def _lower_precision(device: Device) -> str:
         return "use HF32 (torch.npu.matmul.allow_hf32 = True), or autocast with bfloat16 or float16"
     if device.matrix("bf16") is None:
         return "use torch.autocast with float16 and a GradScaler"
-    tf32 = ", or TF32: torch.set_float32_matmul_precision('high')" if device.matrix("tf32") else ""
+    tf32 = f", or {_TF32}" if device.matrix("tf32") else ""
     return f"use torch.autocast with bfloat16{tf32}"
 
 

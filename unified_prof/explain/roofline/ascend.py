@@ -191,7 +191,8 @@ def matmul(operator: Operator) -> Cost:
     dtype = a.tensor.dtype
     flops = 2 * prod(sizes) * k
     if not (a.is_padded or b.is_padded or result.is_padded):
-        return Cost("matrix", dtype, flops, moved)
+        inner = (*a.sizes[-1:], *b.sizes[-1:], n)
+        return Cost("matrix", dtype, flops, moved, inner=inner)
     exact = _framework_flops(operator, _PRODUCTS)
     # If the framework operation launches several products, its sizes are not those of one.
     if exact is not None and flops / 4096 <= exact <= flops:

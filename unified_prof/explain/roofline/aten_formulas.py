@@ -76,9 +76,18 @@ def _conv(
         dtype, times = costs.real_parts(costs.wider_dtype(x.dtype, w.dtype))
         flops = 2 * (x if is_transposed else y).elements * prod(w.shape[1:]) * times
         vector_flops = y.elements * times if b is not None else 0
-        return Cost("matrix", dtype, flops, costs.bytes_of(x, w, b, y), vector_flops)
+        moved = costs.bytes_of(x, w, b, y)
+        inner = _channels(x, w, is_transposed)
+        return Cost("matrix", dtype, flops, moved, vector_flops, inner=inner)
 
     return cost
+
+
+def _channels(x: Tensor, weight: Tensor, is_transposed: bool | None) -> Shape:
+    """Return the channels of input and result of a convolution; none if it has groups."""
+    channels = weight.shape[:2]
+    is_dense = x.shape[1 - len(weight.shape)] == channels[0 if is_transposed else 1]
+    return channels if is_dense else ()
 
 
 def _conv_backward(args: Arguments, transposed: int = 7) -> Cost:
@@ -104,6 +113,7 @@ def _conv_backward(args: Arguments, transposed: int = 7) -> Cost:
         moved,
         vector_flops=dy.elements if of_bias else 0,
         doubt=doubt if mask is None else None,
+        inner=_channels(x, w, is_transposed),
     )
 
 
@@ -232,11 +242,25 @@ _MEMORY: dict[str, Formula] = {
 }
 
 
-def norm(kind: str, x: int, *params: int, backward: bool = False) -> Formula:
-    """Return the formula of a normalization, by the positions of its arguments."""
-    return lambda args: costs.normalization(
-        kind, args.tensor(x), [*map(args.optional, params)], backward=backward
-    )
+def norm(kind: str, x: int, *params: int, mask: int | None = None) -> Formula:
+    """Return the formula of a normalization, by the positions of its arguments.
+
+    Gradients have a `mask` of those requested; another kernel than that for the gradient of the
+    input adds up those of the parameters of a row.
+    """
+
+    def cost(args: Arguments) -> Cost:
+        given, requested = [*map(args.optional, params)], args.flags(mask or 0)
+        also = any(given) and (requested is None or any(requested[1:]))
+        return costs.normalization(
+            kind,
+            args.tensor(x),
+            given,
+            backward=mask is not None,
+            also=2 * (also and mask is not None and kind in ("layer", "rms", "batch eval")),
+        )
+
+    return cost
 
 
 def _batch_norm(args: Arguments) -> Cost:
@@ -244,6 +268,10 @@ def _batch_norm(args: Arguments) -> Cost:
     # Training writes the running mean and variance as well.
     params = (1, 2, 3, 4, 3, 4) if training else (1, 2, 3, 4)
     return norm("batch" if training else "batch eval", 0, *params)(args)
+
+
+def _batch_norm_backward(args: Arguments) -> Cost:
+    return norm("batch eval" if args.flag(7) is False else "batch", 1, 2, mask=9)(args)
 
 
 def _softmax(args: Arguments) -> Cost:
@@ -254,23 +282,30 @@ def _softmax(args: Arguments) -> Cost:
     return replace(result, moved_bytes=result.moved_bytes + more)
 
 
+def _softmax_backward(args: Arguments) -> Cost:
+    """Return the cost of the gradient of softmax, which may be narrower than the result."""
+    result = costs.normalization("softmax", x := args.tensor(0), backward=True)
+    less = x.elements * (item_size(x.dtype) - item_size(args.scalar_type(3) or x.dtype))
+    return replace(result, moved_bytes=result.moved_bytes - less)
+
+
 _NORMALIZATIONS: dict[str, Formula] = {
     "native_layer_norm": norm("layer", 0, 2, 3),
-    "native_layer_norm_backward": norm("layer", 1, 5, 6, backward=True),
+    "native_layer_norm_backward": norm("layer", 1, 5, 6, mask=7),
     "native_group_norm": norm("group", 0, 1, 2),
-    "native_group_norm_backward": norm("group", 1, 4, backward=True),
+    "native_group_norm_backward": norm("group", 1, 4, mask=9),
     "rms_norm": norm("rms", 0, 2),
     "_fused_rms_norm": norm("rms", 0, 2),
-    "_fused_rms_norm_backward": norm("rms", 1, 4, backward=True),
+    "_fused_rms_norm_backward": norm("rms", 1, 4, mask=5),
     **dict.fromkeys(("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"), _batch_norm),
-    "native_batch_norm_backward": norm("batch", 1, 2, backward=True),
-    "cudnn_batch_norm_backward": norm("batch", 0, 2, backward=True),
-    "miopen_batch_norm_backward": norm("batch", 0, 2, backward=True),
+    "native_batch_norm_backward": _batch_norm_backward,
+    **dict.fromkeys(
+        ("cudnn_batch_norm_backward", "miopen_batch_norm_backward"), norm("batch", 0, 2, mask=9)
+    ),
     "_softmax": _softmax,
     "_log_softmax": _softmax,
     "_safe_softmax": norm("softmax", 0),
-    "_softmax_backward_data": norm("softmax", 0, backward=True),
-    "_log_softmax_backward_data": norm("softmax", 0, backward=True),
+    **dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data"), _softmax_backward),
     **dict.fromkeys(
         ("nll_loss_forward", "nll_loss2d_forward"),
         of_tensors(
@@ -457,8 +492,7 @@ def _scatter(args: Arguments) -> Cost:
 def _fft(args: Arguments) -> Cost:
     """Return the cost of complex transforms: 5 N log2(N) FLOPs each, the usual convention."""
     x = args.tensor(0)
-    size = prod(x.shape[place] for place in args.sizes(1))
-    return costs.transforms(x, x, size, x.elements // max(size, 1), 5)
+    return costs.transforms(x, x, tuple(x.shape[one] for one in args.sizes(1)), x.elements, 5)
 
 
 def _fft_real(args: Arguments, *, inverse: bool = False) -> Cost:
@@ -475,8 +509,8 @@ def _fft_real(args: Arguments, *, inverse: bool = False) -> Cost:
         spectrum = Tensor(_resized(given.shape, dims[-1], kept), _COMPLEX[given.dtype])
     dtype, _ = costs.real_parts(spectrum.dtype)
     real = Tensor(_resized(given.shape, dims[-1], length), dtype)
-    size = prod(real.shape[place] for place in dims)
-    return costs.transforms(spectrum, real, size, real.elements // max(size, 1), 2.5)
+    lengths = tuple(real.shape[place] for place in dims)
+    return costs.transforms(spectrum, real, lengths, real.elements, 2.5)
 
 
 _COMPLEX = {"fp32": "complex64", "fp64": "complex128"}

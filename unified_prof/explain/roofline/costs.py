@@ -1,8 +1,9 @@
 """Cost of operations (floating-point operations and bytes) from shapes and dtypes.
 
 A multiply-add is two operations. Bytes are the minimum: every tensor once, in its own dtype,
-expanded dimensions once. `Cost.flops` are those of the main unit; bias and softmax of a matrix
-operation run on the vector unit (`Cost.vector_flops`).
+expanded dimensions once; again after a sum over more than a row, which no kernel keeps.
+`Cost.flops` are those of the main unit; bias and softmax of a matrix operation run on the vector
+unit (`Cost.vector_flops`).
 """
 
 from __future__ import annotations
@@ -35,6 +36,9 @@ class Cost:
     moved_bytes: int
     vector_flops: int = 0  # Floating-point operations of a matrix operation on the vector unit.
     doubt: str | None = None  # Assumption that may be wrong, and how it would change the figures.
+    # Sizes that decide how fast a kernel can be: inner dimensions of the factors and the result of
+    # a matrix operation in memory, lengths of Fourier transforms.
+    inner: tuple[int, ...] = ()
 
 
 def times(cost: Cost, count: int) -> Cost:
@@ -142,6 +146,7 @@ class Attention:
             item_size(self.dtype) * moved * (2 if backward else 1),
             vector_flops=5 * pairs,
             doubt=doubt,
+            inner=(self.depth, self.value_depth),
         )
 
 
@@ -250,7 +255,14 @@ def matmul(
     dtype, times = real_parts(wider_dtype(a.dtype, b.dtype))
     moved = bytes_of(a, b, bias) + results * item_size(out or a.dtype)
     vector_flops = results * times if bias is not None else 0
-    return Cost("matrix", dtype, 2 * batch * m * n * k * times, moved, vector_flops)
+    inner = (*_pitch(a), *_pitch(b), n)
+    return Cost("matrix", dtype, 2 * batch * m * n * k * times, moved, vector_flops, inner=inner)
+
+
+def _pitch(factor: Tensor) -> Shape:
+    """Return the elements between rows (or columns) of a matrix in memory, empty if unknown."""
+    *_, rows, columns = (0, 0, *(factor.strides or ()))
+    return (rows,) * (columns == 1) or (columns,) * (rows == 1)
 
 
 def linear(
@@ -259,7 +271,7 @@ def linear(
     """Return the cost of `x @ weight.T + bias`; leading dimensions of `x` are rows."""
     if len(weight.shape) not in (1, 2):
         raise UnknownCostError("an operand has no shape")
-    strides = weight.strides and weight.strides[::-1]
+    strides = (weight.strides or (weight.shape[-1], 1)[-len(weight.shape) :])[::-1]
     return matmul(x, Tensor(weight.shape[::-1], weight.dtype, strides), bias=bias, out=out)
 
 
@@ -310,29 +322,43 @@ def reduction(x: Tensor, results: int, *out: str) -> Cost:
     return Cost("vector", x.dtype, x.elements, x.bytes + written)
 
 
-# Operations per element: forward, backward.
+# Operations per element, and how often a tensor is read or written: forward, backward. Statistics
+# of a batch or group are a kernel, sums for the gradients as well; the next reads tensors again.
 _NORM = {
-    **dict.fromkeys(("layer", "group", "instance"), (8, 14)),
-    "rms": (5, 10),
-    "batch": (7, 11),
-    "batch eval": (2, 4),
-    "softmax": (5, 4),
+    "layer": ((8, 2), (14, 3)),
+    "rms": ((5, 2), (10, 3)),
+    "group": ((8, 3), (14, 5)),
+    "batch": ((7, 3), (11, 5)),
+    "batch eval": ((2, 2), (4, 2)),
+    "softmax": ((5, 2), (4, 3)),
 }
 
 
 def normalization(
-    kind: str, x: Tensor, params: Iterable[Tensor | None] = (), *, backward: bool = False
+    kind: str,
+    x: Tensor,
+    params: Iterable[Tensor | None] = (),
+    *,
+    backward: bool = False,
+    also: int = 0,
 ) -> Cost:
-    """Return the cost of a normalization (a key of `_NORM`) or of its gradients."""
-    # Gradients also read the result or dy, and write those of `params`.
-    moved = x.bytes + (1 + backward) * (x.elements * item_size(x.dtype) + bytes_of(*params))
-    return Cost("vector", x.dtype, _NORM[kind][backward] * x.elements, moved)
+    """Return the cost of a normalization (a key of `_NORM`) or of its gradients.
+
+    `also` is how often another kernel, for the gradients of `params`, reads a tensor.
+    """
+    operations, passes = _NORM[kind][backward]
+    # Only `x` may be expanded. Gradients also write those of `params`.
+    others = (passes + also - 1) * x.elements * item_size(x.dtype)
+    moved = x.bytes + others + (1 + backward) * bytes_of(*params)
+    return Cost("vector", x.dtype, operations * x.elements, moved)
 
 
-def transforms(one: Tensor, other: Tensor, size: int, count: int, per_point: float) -> Cost:
-    """Return the cost of Fourier transforms of `size` values each, between two tensors."""
-    flops = round(per_point * size * log2(max(size, 1))) * count
-    return Cost("vector", real_parts(one.dtype)[0], flops, bytes_of(one, other))
+def transforms(one: Tensor, other: Tensor, lengths: Shape, points: int, per_point: float) -> Cost:
+    """Return the cost of Fourier transforms between two tensors; each dimension is a pass."""
+    size = prod(lengths)
+    flops = round(per_point * size * log2(max(size, 1))) * (points // max(size, 1))
+    moved = len(lengths) * bytes_of(one, other)
+    return Cost("vector", real_parts(one.dtype)[0], flops, moved, inner=lengths)
 
 
 def optimizer(kind: str, params: Sequence[Tensor]) -> Cost:

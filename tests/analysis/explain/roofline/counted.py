@@ -42,6 +42,9 @@ _ROW_STATISTICS = {"mean", "rstd", "save_mean", "save_invstd", "logsumexp"}
 _OVERWRITE = set("copy_ fill_ zero_ normal_ uniform_ bernoulli_ exponential_".split())
 _SHAPE_ONLY = {"max_pool2d_with_indices_backward", "avg_pool2d_backward"}
 _SHAPE_ONLY |= {"_adaptive_avg_pool2d_backward"}
+# Arguments that a second kernel reads, after sums over them or for gradients of weights.
+_AGAIN = dict.fromkeys(("native_group_norm", "native_batch_norm"), ("input",))
+_AGAIN |= {"native_layer_norm_backward": ("grad_out", "input")}
 
 
 class Call(NamedTuple):
@@ -78,7 +81,10 @@ class Counting(TorchDispatchMode):  # type: ignore[misc]
 
 
 def _size_of_tensors(name: str, arguments: dict[str, Any], result: Any) -> int:
-    """Return the bytes of all tensors that are read and written, each element in memory once."""
+    """Return the bytes of all tensors that are read and written, each element in memory once.
+
+    Elements of which a kernel computes sums of several rows are read again.
+    """
     results = [one for one in tree_leaves(result) if isinstance(one, torch.Tensor)]
     if name in _PICK:
         index = arguments["indices" if name == "embedding" else "index"]
@@ -94,7 +100,10 @@ def _size_of_tensors(name: str, arguments: dict[str, Any], result: Any) -> int:
         read.remove("self")
     tensors = [*tree_leaves([arguments[key] for key in read])]
     tensors += results[:1] if name in _FIRST_RESULT else results
-    return sum(
+    if arguments.get("training", arguments.get("weight") is not None):
+        tensors += [arguments[key] for key in _AGAIN.get(name, ())]
+    passes = len(arguments["dim"]) if name.startswith("_fft") else 1
+    return passes * sum(
         prod(size for size, step in zip(one.shape, one.stride(), strict=True) if step or not size)
         * one.element_size()
         for one in tensors
