@@ -146,9 +146,8 @@ def run_programs(
                 rank.now = max(rank.now, end + 3 * US)
                 waits[at] = next(programs[at], None)
         assert moved, "deadlock"
-    for rows in run.operations:
-        for row in rows:
-            assert "end" in row, "operation without partners"
+    for partners in events.values():
+        assert all(one.end() is not None for one in partners.values()), "no partner"
     return run
 
 

@@ -23,7 +23,7 @@ from unified_prof.cluster.rank_partial import MARK_END, MARK_START, MARK_STEP, C
 from unified_prof.cluster.waits import Waits
 from unified_prof.explain.schedule import graph
 from unified_prof.explain.schedule.graph import Edges, Schedule
-from unified_prof.recording.collectives import POINT_TO_POINT
+from unified_prof.recording.collectives import POINT_TO_POINT, RECEIVE, SEND
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +76,8 @@ _MIN_IDLE_NS = 10_000
 # Maximum time from an end to the next kernel of a rank that waited for it, if other kernels ran
 # during the operation, ns; or a tenth of the idle time before the end.
 _RESUME_NS = 20_000
+# Minimum share of the own time before a send that passes after the receive that it needs.
+_MIN_NEEDED_SHARE = 0.9
 # Maximum number of operations to replay; for a longer run, only the first steps are replayed.
 _MAX_OPERATIONS = 400_000
 
@@ -96,6 +98,10 @@ class RankTimeline(Frame):
     # if it was already enqueued, else NO_VALUE.
     behind: Ints
     delay_ns: Ints
+    # Event of the receive whose data is sent, NO_VALUE without one, and the row from which on the
+    # rank's own time depends on it.
+    needs: Ints
+    since: Ints
 
     def own_ns(self, rank: int, change: ReplayChange, cuts: Mapping[int, float]) -> Ints:
         """Return the time of each interval that is not spent waiting, with a change.
@@ -128,6 +134,12 @@ class RankTimeline(Frame):
         passed = np.append(0, np.cumsum(own_ns))
         lags: Ints = np.diff(passed[np.concatenate(([0], self.points, [len(self)]))])
         return lags
+
+    def needed_ns(self, own_ns: Ints) -> Ints:
+        """Return the own time from each needed receive to the send of the result."""
+        passed, sends = np.append(0, np.cumsum(own_ns)), np.flatnonzero(self.needs >= 0)
+        result: Ints = passed[sends] - passed[self.since[sends]]
+        return result
 
 
 class MarkInterval(NamedTuple):
@@ -186,11 +198,18 @@ def build_timeline(
     no_kernels = busy == 0
     resumes = no_kernels | (lead <= np.maximum(before / 10, _RESUME_NS))
     in_idle = is_end & (matched >= 0) & (before > 0) & (uncovered | (resumes & (before >= enough)))
+    # If a receive ends at the same time as a send, its data is what the rank waited for.
+    sends, receives, peer = _messages(marks, partial)
+    sent, got = np.flatnonzero(is_end & sends & in_idle), np.flatnonzero(is_end & receives)
+    nearest = np.append(got, 0)[np.searchsorted(time[got], time[sent] - _RESUME_NS)]
+    near = (is_end & receives)[nearest] & (np.abs(time[nearest] - time[sent]) <= _RESUME_NS)
+    beside, in_idle[nearest[near]] = sent[near], True
     transfers = [at for at, kind in enumerate(partial.kinds) if kind in POINT_TO_POINT]
     scatters = [at for at, kind in enumerate(partial.kinds) if kind == "reduce_scatter"]
     behind, delay = _queued(marks, ops, matched, transfers, scatters)
     # A start right after the end of another operation does not show what the device did.
     passed = np.append(delay >= 0, False)
+    passed[beside], in_idle[beside] = True, False
     passed[:count] &= no_kernels
     ahead = np.where(passed, count, np.arange(count + 1))[1:]
     ahead = np.minimum.accumulate(ahead[::-1])[::-1]
@@ -200,8 +219,7 @@ def build_timeline(
     # Idle time before an awaited end becomes shorter if the end is earlier.
     idle = np.where(ends_next, np.where(no_kernels, 0, length - busy - tail), length - busy)
     # If the other end of a transfer is missing, the cause of its wait is unknown.
-    lost = is_end & (matched < 0) & uncovered
-    lost[of_op] &= np.isin(ops["kind"][op[of_op]], transfers)
+    lost = is_end & (matched < 0) & uncovered & (sends | receives)
     next_lost = np.r_[lost, False][1:] & no_kernels
     idle = np.where(next_lost, np.minimum(idle, usual_transfer), idle)
     begins = (what == MARK_STEP) & (op >= 0)
@@ -209,6 +227,14 @@ def build_timeline(
     step[begins] = partial.steps["step"][op[begins]]
     begins &= np.isin(step, list(steps))
     latest = np.maximum.accumulate(np.where(begins, np.arange(count), NO_VALUE))
+    sends &= (what == MARK_START) & (matched >= 0)
+    receives &= is_end & (matched >= 0)
+    since = np.where(sends | (what == MARK_STEP), np.arange(count), 0)
+    since = np.maximum.accumulate(np.r_[0, since])[:count]
+    passed_ns = np.append(0, np.cumsum(busy + idle.astype(np.int64)))[:count]
+    own_ns = passed_ns - passed_ns[since]
+    received = _needed(time, own_ns, sends, receives, peer)
+    needs = np.where((received >= 0) & (delay < 0), matched[received], NO_VALUE)
     return RankTimeline(
         mark=number,
         step=np.append(step, NO_VALUE)[latest],
@@ -220,7 +246,36 @@ def build_timeline(
         awaited=awaited,
         behind=behind,
         delay_ns=delay,
+        needs=needs,
+        since=since,
     )
+
+
+def _messages(marks: Columns, partial: Partial) -> tuple[Bools, Bools, Ints]:
+    """Return masks of the marks of sends and of receives, and the other rank of each mark."""
+    op = np.where(marks["what"] == MARK_STEP, -1, marks["op"])
+    kind, peer = (np.append(partial.communication[name], -1)[op] for name in ("kind", "peer"))
+    names = np.array([*partial.kinds, ""])[kind]
+    return names == SEND, names == RECEIVE, peer
+
+
+def _needed(time: Ints, own_ns: Ints, sends: Bools, receives: Bools, peer: Ints) -> Ints:
+    """Return for each send the row of the receive that it needs, NO_VALUE without one.
+
+    A stage of a pipeline receives data, computes for `own_ns`, and sends the result. If data came
+    before the stage was ready, the recording does not show that it was needed. Stages send results
+    in the order of the data, and every receive ends before its result is computed.
+    """
+    needs = np.full(len(time), NO_VALUE)
+    for source in np.unique(peer[receives]).tolist():
+        got = np.flatnonzero(receives & (peer == source))
+        for target in np.unique(peer[sends]).tolist():
+            sent = np.flatnonzero(sends & (peer == target))
+            if len(sent) != len(got):
+                continue
+            if (time[sent] - time[got] >= _MIN_NEEDED_SHARE * own_ns[sent]).all():
+                needs[sent] = np.maximum(needs[sent], got)
+    return needs
 
 
 def _queued(
@@ -288,7 +343,8 @@ class _Graph:
         sizes = [len(one.points) + 2 for one in timelines]
         first = np.cumsum([0, *sizes])
         events = int(first[-1])
-        own = [one.lags(one.own_ns(rank, _NO_CHANGE, {})) for rank, one in enumerate(timelines)]
+        own_ns = [one.own_ns(rank, _NO_CHANGE, {}) for rank, one in enumerate(timelines)]
+        own = [one.lags(ns) for one, ns in zip(timelines, own_ns, strict=True)]
         ends = first[1:] - 1
         moments = np.setdiff1d(np.arange(events), ends)
         # The edges of each rank's own time come first, so that their places are known.
@@ -297,12 +353,12 @@ class _Graph:
             moments, moments + 1, np.concatenate([_NOTHING, *own]), behind=False, kind=graph.HOST
         )
         parts, started = [chain], [_NOTHING]
-        for begin, one in zip(first.tolist(), timelines, strict=False):
+        for begin, one, ns in zip(first.tolist(), timelines, own_ns, strict=False):
             moment = np.full(len(one), NO_VALUE)
             moment[one.points] = begin + 1 + np.arange(len(one.points))
             started.append(one.event[one.starts])
             reached = one.starts & (one.delay_ns < 0)
-            follows = one.starts & (one.behind >= 0)
+            follows, needs = one.starts & (one.behind >= 0), one.needs >= 0
             for source, to, lag, kind in (
                 (moment[reached], events + one.event[reached], 0, graph.MEMBER),
                 (
@@ -310,9 +366,14 @@ class _Graph:
                     *(np.maximum(one.delay_ns[follows], 0), graph.MEMBER),
                 ),
                 (events + one.event[one.awaited], moment[one.awaited], 0, graph.COLLECTIVE),
+                (events + one.needs[needs], moment[needs], one.needed_ns(ns), graph.EVENT),
             ):
                 parts.append(Edges.uniform(source, to, lag, behind=False, kind=kind))
         edges = Edges.concatenate(parts)
+        self._needs = np.split(
+            np.flatnonzero(edges.kind == graph.EVENT),
+            np.cumsum([(one.needs >= 0).sum() for one in timelines])[:-1],
+        )
         self._into = np.flatnonzero(edges.kind == graph.MEMBER)
         self._event = edges.target[self._into] - events
         self._lag_ns = edges.lag_ns  # Without the durations of events.
@@ -323,7 +384,7 @@ class _Graph:
         self._schedule, place, self._kept = Schedule.earliest(
             begins,
             replace(edges, lag_ns=self._lags(_NO_CHANGE)),
-            edges.kind == graph.COLLECTIVE,
+            np.isin(edges.kind, (graph.COLLECTIVE, graph.EVENT)),
             np.concatenate((np.zeros(events, bool), absent)),
         )
         self._ends = place[ends]
@@ -342,6 +403,7 @@ class _Graph:
             timeline = self._timelines[rank]
             own_ns = timeline.own_ns(rank, change, cuts.get(rank, {}))
             result[slice(*self._first_edge[rank : rank + 2])] = timeline.lags(own_ns)
+            result[self._needs[rank]] = timeline.needed_ns(own_ns)
         return result
 
     def ends_ns(self, change: ReplayChange = _NO_CHANGE) -> list[int]:
