@@ -325,7 +325,7 @@ def test_tables_become_data_frames_and_arrow_tables_exactly(path: Path) -> None:
         assert len(report.to_pandas("CCU")) == 0
         with pytest.raises(UsageError, match="no table NO_SUCH"):
             report.to_pandas("NO_SUCH")
-    names = list(reader.known_tables()["QOS"].column_names)
+    names = list(catalogue.newest_tables()["QOS"].column_names)
     assert list(frame.columns) == table.column_names == names
     assert frame["deviceId"][0] == 2**60 + 1
     assert frame["deviceId"][1] is pandas.NA

@@ -81,12 +81,7 @@ class Layout:
     @property
     def index_columns(self) -> dict[str, tuple[str, ...]]:
         """Index name -> its columns in the file."""
-        return {name: _columns_of(sql) for name, sql in self.spec.indexes}
-
-
-def known_tables() -> dict[str, TableSpec]:
-    """Return every table that can be written, in its newest shape."""
-    return catalogue.load(MSPROF, "latest").tables | catalogue.extension_tables()
+        return {name: catalogue.index_columns(sql) for name, sql in self.spec.indexes}
 
 
 @cache
@@ -96,7 +91,7 @@ def layout(revision: str, table: str) -> Layout | None:
     Raises:
         KeyError: `table` does not exist in any revision.
     """
-    newest = known_tables()[table]
+    newest = catalogue.newest_tables()[table]
     if table in catalogue.extension_tables():
         return Layout(table, newest, newest.column_names, ())
     spec = catalogue.load(MSPROF, revision).tables.get(table)
@@ -120,12 +115,6 @@ def old_name(revision: str, table: str, column: str) -> str:
         if same and order.index(revision) < order.index(rename.revision):
             name = rename.old
     return name
-
-
-def _columns_of(create_index: str) -> tuple[str, ...]:
-    match = re.search(r"\(([^()]*)\)\s*$", create_index)
-    assert match, create_index
-    return tuple(name.strip().strip('"') for name in match[1].split(","))
 
 
 _ENUM_IDS_SINCE = "1.0.0_20240521"

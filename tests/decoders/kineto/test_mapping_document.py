@@ -17,7 +17,6 @@ from tests.decoders.kineto.builders import (
 )
 from unified_prof.decoders.kineto.events import CATEGORIES, Kind
 from unified_prof.schema import catalogue
-from unified_prof.sqlite import reader
 
 SCRIPT = runpy.run_path(str(ROOT / "scripts" / "make_kineto_mapping.py"))
 MAPPINGS = SCRIPT["MAPPINGS"]
@@ -69,7 +68,7 @@ def test_garbage_collections_are_found_by_category_or_name(tmp_path: Path) -> No
 
 
 def test_declared_columns_exist_in_the_schema(tmp_path: Path) -> None:
-    known = reader.known_tables()
+    known = catalogue.newest_tables()
     for mapping in MAPPINGS:
         assert set(mapping.columns) <= set(known[mapping.table].column_names), mapping.table
 
