@@ -13,7 +13,7 @@ from tests.sql import execute
 from unified_prof.errors import OutputError, StoreError, UprofError, UsageError
 from unified_prof.schema import catalogue
 from unified_prof.schema.catalogue import ALWAYS_PRESENT, MSPROF, REVISIONS
-from unified_prof.sqlite import inserts, reader, writer
+from unified_prof.sqlite import writer
 from unified_prof.sqlite.writer import ReportWriter
 
 DOCUMENTED = catalogue.load(MSPROF, "documented")
@@ -99,7 +99,7 @@ def test_no_value_is_stored_as_a_blob(path: Path) -> None:
     sizes = (1, 400, 1003)  # One row, one complete statement, statements and a rest.
     number = np.arange(sum(sizes), dtype=np.uint32) + 7
     with ReportWriter(path, revision="latest") as report:
-        for table, spec in reader.known_tables().items():
+        for table, spec in catalogue.newest_tables().items():
             if table == "STRING_IDS" or table in LATEST.rows:
                 continue
             first = 0
@@ -107,7 +107,7 @@ def test_no_value_is_stored_as_a_blob(path: Path) -> None:
                 batch = number[first : first + size]
                 report.write(table, dict.fromkeys(spec.column_names, batch))
                 first += size
-    for table, spec in reader.known_tables().items():
+    for table, spec in catalogue.newest_tables().items():
         if table == "STRING_IDS" or table in LATEST.rows:
             continue
         for column in spec.columns:
@@ -126,12 +126,8 @@ def test_scalars_are_repeated_and_missing_columns_are_null(path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("numbered", [True, False])
-def test_constant_columns_are_stored_in_their_places(
-    path: Path, numbered: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(inserts, "_NUMBERED_PARAMETERS", numbered)
-    count = 4100  # Enough rows for the check for constant columns.
+@pytest.mark.parametrize("count", [810, 4100])  # by statements of many rows and of one, as pages
+def test_constant_columns_are_stored_in_their_places(path: Path, count: int) -> None:
     columns = {
         "startNs": np.arange(count),
         "endNs": np.full(count, 9),
@@ -142,10 +138,11 @@ def test_constant_columns_are_stored_in_their_places(
         "taskId": np.where(np.arange(count) == 777, 1, 0),
     }
     write(path, {"TASK": columns})
-    assert execute(path, "SELECT * FROM TASK WHERE startNs IN (0, 777, 4099) ORDER BY 1") == [
+    query = f"SELECT * FROM TASK WHERE startNs IN (0, 777, {count - 1}) ORDER BY 1"
+    assert execute(path, query) == [
         (0, 9, 1, None, 0, None, None, None, -5, 0, None),
         (777, 9, 1, None, 1554, None, None, None, -5, 1, None),
-        (4099, 9, 1, None, 8198, None, None, None, -5, 0, None),
+        (count - 1, 9, 1, None, 2 * count - 2, None, None, None, -5, 0, None),
     ]
 
 

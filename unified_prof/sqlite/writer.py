@@ -220,7 +220,6 @@ class TableWriter:
                 self._index_pages = None
             self._tree.finish(self._file.pages())
             self._tree = None
-            self._inserts.index_later()
         pending, self._pending = self._pending, []
         for ordered, rows in pending:
             self._inserts.append(ordered, rows)
@@ -387,7 +386,7 @@ class ReportWriter(Block):
             OutputError: the file cannot be written, for example because the disk is full.
             StoreError: duplicate key.
         """
-        known = reader.known_tables()
+        known = catalogue.newest_tables()
         if table not in known:
             raise UsageError(
                 f"no table {table} in an msprof database",
