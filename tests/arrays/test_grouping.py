@@ -10,7 +10,6 @@ from unified_prof.arrays.grouping import (
     NOWHERE,
     FirstSeen,
     Lookup,
-    Numbering,
     Pool,
     Runs,
     are_in_order,
@@ -223,17 +222,3 @@ def test_record_columns_of_other_widths_are_indexed() -> None:
     assert pool.index_of(rows["thread"]).tolist() == [1, 1, 0, 2, 0]
     assert pool.index_of(np.array([-1], np.int64)).tolist() == [3]
     assert int(pool.values[3]) == (1 << 64) - 1
-
-
-def test_numbering_keeps_its_numbers_between_calls() -> None:
-    numbering = Numbering()
-    rng = np.random.default_rng(5)
-    expected: dict[int, int] = {}
-    for bound in (50, 3000, 2**40, 70, 2**23, 2**23 + 1):
-        values = np.append(rng.integers(0, bound, 400), bound - 1)
-        for limit in (values < 2**23, values >= 2**23):
-            for value in np.unique(values[limit]).tolist():
-                expected.setdefault(value, len(expected))
-        assert numbering.index_of(values).tolist() == [expected[one] for one in values.tolist()]
-        assert numbering.values.tolist() == list(expected)
-        assert len(numbering) == len(expected)

@@ -111,13 +111,6 @@ def test_innermost_range_at_a_time_is_found(ranges: Ranges, at_thread: int, mome
     assert found == max(enclosing, key=lambda index: start[index], default=intervals.NONE)
 
 
-def test_climb_stops_below_a_marked_range() -> None:
-    #          0 step > 1 op > 2 op > 3 annotation > 4 op > 5 op
-    parent = np.array([-1, 0, 1, 2, 3, 4])
-    stop = np.array([True, False, False, True, False, False])
-    assert intervals.climb(parent, stop).tolist() == [-1, 1, 1, -1, 4, 4]
-
-
 def test_nearest_marked_range_includes_the_range_itself() -> None:
     parent = np.array([-1, 0, 1, -1])
     marked = np.array([False, True, False, False])

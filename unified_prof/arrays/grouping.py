@@ -316,55 +316,6 @@ class FirstSeen:
         return number[inverse]
 
 
-class Numbering:
-    """Like `Pool`, for numbers from 0; small ones use a table."""
-
-    _LARGE = 1 << 23
-
-    def __init__(self) -> None:
-        self._table = np.full(1024, -1, np.int32)
-        self._pool = Pool()
-        self._pool_places = np.zeros(0, np.int64)
-        self._values: list[int] = []
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    @property
-    def values(self) -> NDArray[np.int64]:
-        """Numbers by index."""
-        return np.array(self._values, np.int64)
-
-    def index_of(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the index of each number; unseen ones get the next indexes."""
-        highest = int(values.max(initial=0))
-        if highest < self._LARGE:
-            return self._by_table(values, highest)
-        result = np.empty(len(values), np.int64)
-        small = values < self._LARGE
-        result[small] = self._by_table(values[small], self._LARGE - 1)
-        known = len(self._pool)
-        index = self._pool.index_of(values[~small])
-        new = self._pool.values[known:].astype(np.int64).tolist()
-        places = np.arange(len(self._values), len(self._values) + len(new))
-        self._pool_places = np.concatenate((self._pool_places, places))
-        self._values += new
-        result[~small] = self._pool_places[index]
-        return result
-
-    def _by_table(self, values: NDArray[np.int64], highest: int) -> NDArray[np.int64]:
-        if highest >= len(self._table):
-            more = max(highest + 1, 2 * len(self._table)) - len(self._table)
-            self._table = np.concatenate((self._table, np.full(more, -1, np.int32)))
-        index = self._table[values]
-        if index.min(initial=0) < 0:
-            new = np.unique(values[index < 0])
-            self._table[new] = np.arange(len(self._values), len(self._values) + len(new))
-            self._values += new.tolist()
-            index = self._table[values]
-        return index.astype(np.int64)
-
-
 def are_in_order(columns: Sequence[NDArray[np.int64]]) -> bool:
     """Return True if the rows are sorted by the first column, then by the second, and so on."""
     undecided = np.ones(len(columns[0]) - 1, np.bool_)

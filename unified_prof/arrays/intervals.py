@@ -236,16 +236,6 @@ def _nearest_reaching(thread: NDArray[np.int64], end_ns: Times, bound_ns: Times)
     return candidate
 
 
-def climb(parent: Indexes, stop: NDArray[np.bool_]) -> Indexes:
-    """Return, for each range, its outermost ancestor (or itself) below the nearest stopping range.
-
-    A range marked in `stop` (such as a structural annotation) is never the result, and its
-    ancestors are ignored. The result is -1 for the ranges in `stop`.
-    """
-    is_top = stop | (parent == NONE) | stop[parent]
-    return np.where(stop, NONE, _last(np.where(is_top, np.arange(len(parent)), parent)))
-
-
 def nearest_marked(parent: Indexes, marked: NDArray[np.bool_]) -> Indexes:
     """Return, for each range, the range itself or its nearest ancestor that is marked, or -1."""
     ends = marked | (parent == NONE)
@@ -401,14 +391,18 @@ class NearestMarked:
 
 
 class Below:
-    """`climb`, computed window by window."""
+    """Finds outermost ancestors below stopping ranges, window by window.
+
+    A range marked in `stop` (such as a structural annotation) is never the result, and its
+    ancestors are ignored.
+    """
 
     def __init__(self) -> None:
         self._top = NearestMarked()
         self._stops = np.zeros(0, bool)
 
     def next_window(self, window: Window, stop: Flags) -> Indexes:
-        """Return the result of `climb` for the ranges of the next window."""
+        """Return the outermost ancestor (or itself) of each range; -1 for those in `stop`."""
         before = len(window.opened)
         stops = np.concatenate((self._stops, stop))
         parent = window.parent[before:]

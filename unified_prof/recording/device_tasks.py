@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import Bools, Ints, Numbering
+from unified_prof.arrays.grouping import Bools, Ints, Pool
 from unified_prof.arrays.packed import Packed, Packing
 from unified_prof.recording import calls as packed_calls
 from unified_prof.recording.breakdowns import TimeSums, allocated, merge_calls, names_of, origin_of
@@ -294,7 +294,7 @@ class Work:
             names = names_of(self._framework, self.labels, self._owners)
         captured = self._captured_names()
         texts = self.labels.texts
-        pairs, sums = Numbering(), Sums(0)
+        pairs, sums = Pool(), Sums(0)
         for window in self.windows():
             owner, start = window.operator.astype(np.int64), window.start_ns
             if self._framework is not None:
@@ -305,7 +305,7 @@ class Work:
             if captured is not None:
                 captured_name = captured[window.rows]
                 owner = np.where(captured_name != UNKNOWN, captured_name, owner)
-            key = pairs.index_of(owner * len(texts) + window.kernel)
+            key = pairs.index_of(owner * len(texts) + window.kernel).astype(np.int64)
             if steps:
                 key = np.where(step_of(start, steps) == UNKNOWN, UNKNOWN, key)
             sums.grow(len(pairs))
