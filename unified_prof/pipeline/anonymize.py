@@ -27,8 +27,8 @@ from unified_prof.decoders.ascend_pt import folder as ascend
 from unified_prof.decoders.ascend_pt import operators, queue
 from unified_prof.decoders.compression import Content, file_format, head_of
 from unified_prof.decoders.memory_snapshot import pickle_reader
-from unified_prof.decoders.prof.coverage import DECODED
 from unified_prof.decoders.prof.layouts import record_type
+from unified_prof.decoders.prof.recording import DECODED
 from unified_prof.decoders.prof.slices import scan
 from unified_prof.errors import OutputError, RawFormatError, UprofError
 from unified_prof.pipeline import sources

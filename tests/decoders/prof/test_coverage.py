@@ -7,16 +7,16 @@ import pytest
 
 from tests.decoders.prof.memory_sink import MemorySink
 from tests.prof_generator import Recipe, generate
-from unified_prof.decoders.prof.coverage import (
+from unified_prof.decoders.prof.directory import ProfDirectory
+from unified_prof.decoders.prof.recording import (
     DECODED,
     UNDECODED,
     WITHOUT_TABLE,
+    decode_recording,
     undecoded,
     why_not_decoded,
     write_coverage,
 )
-from unified_prof.decoders.prof.directory import ProfDirectory
-from unified_prof.decoders.prof.recording import decode_recording
 from unified_prof.decoders.prof.slices import DataFolder, RawFile
 
 # File names as collectors write them, one of every pattern that the exporter looks for.

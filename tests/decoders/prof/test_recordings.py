@@ -15,10 +15,9 @@ from tests.prof_generator import COUNTERS, HOST_USAGE, Recipe, Recording, genera
 from tests.prof_generator.encode import records, write_file
 from tests.prof_generator.timing import Timing
 from tests.sql import execute
-from unified_prof.decoders.prof.coverage import write_coverage
 from unified_prof.decoders.prof.directory import ProfDirectory
 from unified_prof.decoders.prof.layouts import HOST_MAGIC
-from unified_prof.decoders.prof.recording import decode_recording
+from unified_prof.decoders.prof.recording import decode_recording, write_coverage
 
 # Tables whose rows the generator does not predict.
 _NOT_PREDICTED = set(

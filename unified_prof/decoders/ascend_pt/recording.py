@@ -42,9 +42,8 @@ from unified_prof.decoders.ascend_pt.operators import (
     string_ids,
 )
 from unified_prof.decoders.ascend_pt.queue import Queue, dequeue_begun, enqueue_of
-from unified_prof.decoders.prof.coverage import report_coverage, write_coverage
 from unified_prof.decoders.prof.directory import ProfDirectory
-from unified_prof.decoders.prof.recording import decode_recording
+from unified_prof.decoders.prof.recording import decode_recording, report_coverage, write_coverage
 from unified_prof.decoders.spool import Rows, row_type
 from unified_prof.errors import RawFormatError
 

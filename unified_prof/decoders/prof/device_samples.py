@@ -1,7 +1,7 @@
 """Decodes samples of a device: memory, caches, links, and the task scheduler.
 
 Tables: DDR, HBM, LLC, NPU_MEM, NPU_MODULE_MEM and QOS; HCCS, NIC, ROCE, NETDEV_STATS, PCIE, UB,
-ACC_PMU, SOC_BANDWIDTH_LEVEL and SIO.
+ACC_PMU, SOC_BANDWIDTH_LEVEL, SIO and AICORE_FREQ.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import Bools, Floats, Ints
 from unified_prof.base.columns import Sink, count_marked, kept
@@ -496,3 +497,47 @@ def _scheduler_samples(
                 clock = clock or sampling.device_clock(device, f"{file_name}.data")
                 records = piece[wanted]
                 yield records, clock.to_ns(records["timestamp"])
+
+
+_ENTRIES = 55  # (ticks, frequency) pairs in a record.
+# Kind of an lpmInfoConv record about the AI core frequency. Others are voltages, without a table.
+_FREQUENCY = 0
+_FREQUENCY_PLATFORMS = (5, 7)  # Platforms whose databases have AICORE_FREQ.
+
+
+def read_changes(device: DeviceDirectory) -> tuple[NDArray[np.uint64], Ints]:
+    """Return times and MHz of the AI core frequency's changes (lpmFreqConv, lpmInfoConv), by time.
+
+    The last change before the start of the device is moved to the start; earlier changes are
+    dropped.
+    """
+    pairs: list[NDArray[np.uint64]] = [np.zeros((0, 2), np.uint64)]
+    for name in ("lpmFreqConv", "lpmInfoConv"):
+        file = device.data.get(name)
+        for piece in file.pieces("lpm_freq") if file is not None else ():
+            if name == "lpmInfoConv":
+                piece = piece[piece["kind"] == _FREQUENCY]
+            words = piece["words"].reshape(len(piece), _ENTRIES, 2)
+            pairs.append(words[np.arange(_ENTRIES) < piece["count"][:, None]])
+    time, value = np.concatenate(pairs).T
+    order = np.argsort(time, kind="stable")
+    time, value = time[order], value[order] & np.uint64(0xFFFFFFFF)
+    start = np.uint64(device.clocks.device_origin_ticks)
+    before = max(int(np.searchsorted(time, start)) - 1, 0)
+    return np.maximum(time[before:], start), value[before:].astype(np.int64)
+
+
+def decode_frequency(device: DeviceDirectory, sink: Sink) -> None:
+    """Write AICORE_FREQ: the frequency at the start, at each change, and at the end if recorded."""
+    if device.platform not in _FREQUENCY_PLATFORMS or device.clocks.device is None:
+        return
+    ticks, mhz = read_changes(device)
+    session = device.session
+    freq = np.r_[device.device_info.integer("aic_frequency") or 0, mhz]
+    time_ns = np.r_[session.start_ns, device.clocks.device.to_ns(ticks)]
+    if session.ended:
+        freq, time_ns = np.r_[freq, freq[-1]], np.r_[time_ns, session.end_ns]
+    sink.write(
+        "AICORE_FREQ",
+        {"deviceId": device.device_id, "timestampNs": time_ns, "freq": freq, "dieId": _NO_DIE},
+    )

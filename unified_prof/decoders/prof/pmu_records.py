@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from unified_prof.arrays.grouping import Bools, Floats, Frame, Ints, Runs
 from unified_prof.base.columns import NO_CONTEXT, NO_STREAM, Sink
 from unified_prof.decoders.prof import sampling
+from unified_prof.decoders.prof.device_samples import read_changes
 from unified_prof.decoders.prof.directory import DeviceDirectory
 from unified_prof.decoders.prof.layouts import V6_PLATFORMS
 from unified_prof.decoders.prof.pmu_tables import (
@@ -26,7 +27,6 @@ from unified_prof.decoders.prof.pmu_tables import (
     SAMPLE_BASED,
     CoreKind,
     core_kinds,
-    read_changes,
 )
 from unified_prof.decoders.prof.slices import RawFile
 from unified_prof.decoders.prof.task_join import DeviceTasks

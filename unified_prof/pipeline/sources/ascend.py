@@ -67,9 +67,12 @@ class Prof(Source):
 
     def decode(self, path: Path, sink: Sink, context: DecodeContext) -> DecodeResult:
         """Write all tables that the recording has data for; see `decoders.prof`."""
-        from unified_prof.decoders.prof.coverage import report_coverage, write_coverage
         from unified_prof.decoders.prof.directory import ProfDirectory
-        from unified_prof.decoders.prof.recording import decode_recording
+        from unified_prof.decoders.prof.recording import (
+            decode_recording,
+            report_coverage,
+            write_coverage,
+        )
 
         prof = ProfDirectory(path)
         report_coverage(prof, sink)
@@ -114,8 +117,8 @@ class Prof(Source):
 
     def undecodable(self, path: Path) -> tuple[str, ...]:
         """Return the chips and kinds of files that cannot be decoded."""
-        from unified_prof.decoders.prof.coverage import undecoded
         from unified_prof.decoders.prof.directory import ProfDirectory
+        from unified_prof.decoders.prof.recording import undecoded
 
         return undecoded(ProfDirectory(path))
 

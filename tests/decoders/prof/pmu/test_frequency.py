@@ -7,9 +7,9 @@ import numpy as np
 from tests.decoders.prof.memory_sink import MemorySink
 from tests.prof_generator import Recipe, generate
 from tests.prof_generator.encode import records
-from unified_prof.decoders.prof.coverage import undecoded
+from unified_prof.decoders.prof.device_samples import decode_frequency
 from unified_prof.decoders.prof.directory import DeviceDirectory, ProfDirectory
-from unified_prof.decoders.prof.pmu_tables import decode_frequency
+from unified_prof.decoders.prof.recording import undecoded
 
 
 def frequencies(recording: Path) -> list[list[int]]:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.prof_generator.device_side import EVENTS, EVENTS_V6
-from unified_prof.decoders.prof.pmu_metrics import Family, evaluate, parse_events, select_metrics
+from unified_prof.decoders.prof.pmu_tables import Family, evaluate, parse_events, select_metrics
 
 CYCLES, TIME_NS, MHZ = 1000.0, 2000.0, 1024.0
 COUNTERS = (100, 200, 300, 400, 500, 600, 700, 800, 900)

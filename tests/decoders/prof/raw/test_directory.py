@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from tests.decoders.prof.memory_sink import MemorySink
 from tests.prof_generator import Recipe, generate
 from tests.prof_generator.encode import records
-from unified_prof.decoders.prof.coverage import undecoded, write_session
 from unified_prof.decoders.prof.directory import ProfDirectory
-from unified_prof.decoders.prof.recording import decode_recording
+from unified_prof.decoders.prof.recording import decode_recording, undecoded, write_session
 from unified_prof.errors import RawFormatError
 
 RECIPE = Recipe(devices=(0, 1), operators=4, copies=1, collectives=1, marks=1, pmu="Memory")
