@@ -21,10 +21,10 @@ import numpy as np
 from unified_prof.arrays.grouping import Ints
 from unified_prof.sqlite import statements as sql
 from unified_prof.sqlite.batches import Constant, Numbers, Source, is_text
-from unified_prof.sqlite.reader import Layout
 
 if TYPE_CHECKING:
     from unified_prof.sqlite.pages.tree_writer import PageFile
+    from unified_prof.sqlite.reader import Layout
 
 
 class SharedFile:

@@ -30,11 +30,15 @@ from unified_prof.sqlite.pages.format import (
     FileConnection,
     Int64s,
     Irregular,
+    Layout,
     OutsidePage,
     Pages,
+    Rows,
+    layout_of,
+    leaves,
     read_varints,
+    rows_of,
 )
-from unified_prof.sqlite.pages.reader import Layout, Rows, layout_of, leaves, rows_of
 from unified_prof.sqlite.statements import quoted
 
 _ONE_BYTE_TYPES = 0x80
