@@ -39,13 +39,17 @@ def test_attention_costs_softmax_and_scaling(tmp_path: Path, operations: tuple[s
         ("/home/me/log.py(7): write", "around write at /home/me/log.py:7 before aten::operation3"),
         (None, "before aten::operation3"),
         ("## loss ##", "before aten::operation3 in ## loss ##"),
+        ("ShrinkBackward", "before aten::operation3 in ShrinkBackward"),
+        ("MulBackward0", None),
+        ("CompiledFunctionBackward", None),
     ],
 )
 @pytest.mark.parametrize("regular", [True, False])
 def test_gaps_at_the_same_place_of_each_step_are_time_between_operations(
-    tmp_path: Path, regular: bool, frame: str | None, place: str
+    tmp_path: Path, regular: bool, frame: str | None, place: str | None
 ) -> None:
-    """Gaps at other places in each step are those of other programs."""
+    """Gaps at other places in each step are those of other programs, those in a kernel are work."""
+    regular &= place is not None
     with FaultyRun(tmp_path / "run.db") as run:
         for step in range(6):
             begin = step * 10 * MS
@@ -55,7 +59,9 @@ def test_gaps_at_the_same_place_of_each_step_are_time_between_operations(
             for at in range(7):
                 if at == gap:
                     if frame is not None:
-                        kind = API_PYTHON if ".py" in frame else API_MARK
+                        is_node = frame.endswith(("Backward", "0"))
+                        kind = API_OPERATION if is_node else API_MARK
+                        kind = API_PYTHON if ".py" in frame else kind
                         run.call(start, start + 3 * MS, frame, kind=kind)
                     start += 3 * MS
                 name = f"aten::operation{at}"
@@ -72,7 +78,9 @@ def test_gaps_at_the_same_place_of_each_step_are_time_between_operations(
         is_function = frame is not None and ".py" in frame
         name = "write before aten::operation3" if is_function else place
         line = "/home/me/log.py:7" if is_function else None
-        assert (finding.evidence[0]["name"], finding.evidence[0].get("line")) == (name, line)
+        row = finding.evidence[0]
+        assert (row["name"], row.get("line"), row["count"]) == (name, line, 5)  # steps
+        assert row["total_ns"] == pytest.approx(5 * 3 * MS, rel=0.02)
 
 
 def test_gaps_with_a_cause_have_other_findings(tmp_path: Path) -> None:

@@ -266,17 +266,26 @@ def test_slow_steps_of_a_host_are_certain_if_they_are_regular(
     assert (finding.sure, says in finding.text) == (sure, True)
 
 
-def test_compilation_with_ranges_for_its_parts_counts_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("compiles", "share"), [(True, 56), (False, 36)])
+def test_compilation_with_ranges_for_its_parts_counts_once(
+    tmp_path: Path, compiles: bool, share: int
+) -> None:
+    """A step that compiles longer is no second finding; one that computes longer is."""
     with FaultyRun(tmp_path / "run.db") as run:
+        begin = 0
         for step in range(5):
-            begin = step * 20 * MS
-            run.call(begin, begin + 20 * MS, f"ProfilerStep#{step}")
-            run.call(begin + US, begin + 9 * MS, "entire_frame_compile")
-            run.call(begin + 2 * US, begin + 8 * MS, "_compile.compile_inner (dynamo_timed)")
-            run.call(begin + 10 * MS, begin + 19 * MS, "aten::linear")
-    finding = findings_by_kind(tmp_path / "run.db")["compile_stalls"]
-    assert "code is compiled or loaded 4 times after the first step" in finding.text
-    assert "the program waits meanwhile for 45 % of the time" in finding.text
+            more = 20 * MS * (step == 3)
+            compiled = begin + 9 * MS + more * compiles
+            run.call(begin, begin + 20 * MS + more, f"ProfilerStep#{step}")
+            run.call(begin + US, compiled, "entire_frame_compile")
+            run.call(begin + 2 * US, compiled - MS, "_compile.compile_inner (dynamo_timed)")
+            run.call(compiled + MS, begin + 19 * MS + more, "aten::linear")
+            begin += 20 * MS + more
+    found = findings_by_kind(tmp_path / "run.db")
+    text = found["compile_stalls"].text
+    assert "code is compiled or loaded 4 times after the first step" in text
+    assert f"the program waits meanwhile for {share} % of the time" in text
+    assert ("slow_steps" in found) != compiles
 
 
 def test_compilation_of_a_host_ahead_of_its_device_is_counted_and_placed(tmp_path: Path) -> None:

@@ -128,6 +128,16 @@ def test_a_fused_optimizer_saves_the_calls(settings: dict[str, Any], cost_ms: fl
     assert (found and found.cost_ms_per_step) == cost_ms
 
 
+@pytest.mark.parametrize(
+    ("others", "text"),
+    [([], "in a loop: 20 %"), ([{"sparse": True}], "in a loop; all optimizers together: 20 %")],
+)
+def test_the_share_is_that_of_all_optimizers(others: list[dict[str, Any]], text: str) -> None:
+    some = json.dumps([*json.loads(optimizers(parameters=400)), *others])
+    run = tracked(parts={"optimizer": 20}, facts={"optimizers": some})
+    assert text in findings(run)["unfused_optimizer"].text
+
+
 def test_other_code_is_what_is_not_between_operations() -> None:
     found = findings(tracked(parts={"other": 30, "waiting_for_cpu": 40, "optimizer": 1}))
     assert found["other_code"].cost_ms_per_step == 30

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 
@@ -21,11 +22,15 @@ from unified_prof.explain.advice.tracked import Tracked
 from unified_prof.recording import names
 from unified_prof.recording.calls import Calls
 from unified_prof.recording.model import Finding, Gaps, Step
-from unified_prof.recording.python_frames import user_frame
+from unified_prof.recording.python_frames import ENGINE_PREFIX, user_frame
 from unified_prof.recording.steps import step_of
 
 # A rule for tracked workloads.
 TrackedRule = Callable[[Tracked], Iterator[Finding]]
+# `ShrinkBackward`, the pass of an autograd function in Python, unlike `MulBackward0` and code that
+# torch.compile generates.
+_PYTHON_FUNCTION = re.compile(rf"(?:{ENGINE_PREFIX})?(?!CompiledFunction)(\w+)Backward$")
+_SUMS = frozenset({"count", "total_ns"})  # Figures of evidence that are sums.
 
 
 def evaluate(
@@ -45,7 +50,11 @@ def evaluate(
                 advice=one.advice + "; with_stack=True records lines" * (not has_lines),
                 sure=one.sure,
                 figures=one.figures,
-                evidence=one.evidence,
+                # Evidence is about all analyzed steps.
+                evidence=[
+                    {**row, **{key: row[key] * context.step_count for key in _SUMS & row.keys()}}
+                    for row in one.evidence
+                ],
             )
 
 
@@ -109,8 +118,14 @@ def _gaps(context: DeviceContext) -> Gaps:
     working = framework.recorded.copy()
     for has_rule in (names.FETCHES_INPUT, is_optimizer_step):
         working[framework.matching(has_rule)] = True
+    matches = map(_PYTHON_FUNCTION.match, framework.names(np.zeros(0, np.int64))[0])
+    functions = {part for match in matches if match for part in (match[0], match[1])}
+    # Work outside torch within them is between operations.
+    inside = framework.matching(functions.__contains__)
+    working[inside] = False
     ranges = np.flatnonzero(working)
     starts, ends = framework.start_ns[ranges], framework.end_ns[ranges]
+    inside_ns = framework.start_ns[inside], framework.end_ns[inside]
     explained = intervals.union(intervals.merge(starts, ends), context.claimed)
     gaps = intervals.subtract(context.window, explained)
     order = np.argsort(starts, kind="stable")
@@ -122,6 +137,8 @@ def _gaps(context: DeviceContext) -> Gaps:
         begin, end = int(gaps.start_ns[at]), int(gaps.end_ns[at])
         threads = context.step_threads
         found = [text for one in threads for text in context.host_code.covering(begin, end, one)]
+        around = inside[(inside_ns[0] <= begin) & (inside_ns[1] >= end)][-1:]
+        found += [texts[one] for one in framework.names(around)[1].tolist()]
         code = next(filter(user_frame, found), found[0] if found else "")
         place = f"{code_place(code)} " if FRAME.match(code) else ""
         operation = texts[number[at]].removeprefix("autograd::engine::evaluate_function: ")

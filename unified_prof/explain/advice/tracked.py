@@ -156,9 +156,10 @@ def synchronizing_reads(run: Tracked) -> Iterator[Finding]:
 
 def unfused_optimizer(run: Tracked) -> Iterator[Finding]:
     """Find optimizers that update parameters one by one although a fused version exists."""
+    optimizers = parsed_fact(run.facts, "optimizers", list)
     unfused = [
         one
-        for one in parsed_fact(run.facts, "optimizers", list)
+        for one in optimizers
         if isinstance(one, dict)
         and str(one.get("class")) in LOOP_NS
         and not (one.get("fused") or one.get("foreach") or one.get("sparse"))
@@ -168,11 +169,11 @@ def unfused_optimizer(run: Tracked) -> Iterator[Finding]:
     gain_ns = min(gain_ns, run.parts_ns.get("optimizer", 0) * FUSED_GAIN)
     if unfused and run.share(gain_ns) >= MIN_SHARE:
         names = ", ".join(dict.fromkeys(one["class"] for one in unfused))
-        text, advice = (
-            f"{names} updates its parameters in a loop",
-            "pass fused=True to the optimizer",
-        )
-        yield from _part(run, "optimizer", f"optimizer: {text}", advice, gain_ns=gain_ns)
+        text = f"optimizer: {names} updates its parameters in a loop"
+        if len(unfused) < len(optimizers):
+            text += "; all optimizers together"
+        advice = "pass fused=True to the optimizer"
+        yield from _part(run, "optimizer", text, advice, gain_ns=gain_ns)
 
 
 def _part(
