@@ -121,9 +121,9 @@ class Schedule:
         """
         count = len(begin_ns)
         by_source = np.argsort(edges.source, kind="stable")
-        first = np.searchsorted(edges.source[by_source], np.arange(count + 1)).tolist()
-        target, lag = edges.target[by_source].tolist(), edges.lag_ns[by_source].tolist()
-        may_ignore = optional[by_source].tolist()
+        first = _fast(np.searchsorted(edges.source[by_source], np.arange(count + 1)))
+        target, lag = _fast(edges.target[by_source]), _fast(edges.lag_ns[by_source])
+        may_ignore = _fast(optional[by_source])
         left = (np.bincount(edges.target, minlength=count) + absent).tolist()
         needed = np.bincount(edges.target[~optional], minlength=count) + absent
         required: list[int] = needed.tolist()
@@ -255,7 +255,7 @@ class Schedule:
         return np.where(latest == _LATEST, free, latest - self.time_ns)
 
 
-def _fast(values: Ints) -> memoryview[int]:
+def _fast(values: Ints | Bools) -> memoryview[int]:
     """Return a view whose single items are accessed in half the time."""
     return memoryview(cast(Any, values))
 
