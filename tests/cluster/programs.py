@@ -146,6 +146,8 @@ def run_programs(
                 rank.now = max(rank.now, end + 3 * US)
                 waits[at] = next(programs[at], None)
         assert moved, "deadlock"
+    used = {row["group"] for rows in operations for row in rows}
+    run.groups = {ranks: name for ranks, name in groups.items() if ranks in used}
     for partners in events.values():
         assert all(one.end() is not None for one in partners.values()), "no partner"
     return run

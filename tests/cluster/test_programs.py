@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import pytest
 
@@ -93,12 +93,93 @@ def pipeline(chunks: int, more: Mapping[int, int] | None = None, *, early: bool 
     return program
 
 
+def layers_and_stages(rank: Rank) -> Iterator[Operation]:
+    """Run a pipeline of four stages with two tensor parallel ranks each."""
+    number, stage = rank.number, rank.number // 2
+    pair, stages = (2 * stage, 2 * stage + 1), tuple(range(number % 2, 8, 2))
+    for forward, _, _ in order(stage, 1):
+        ahead = 2 if forward else -2
+        if stage != (0 if forward else 3):
+            yield rank.message(stages, 8 * MIB, 40 * US, source=number - ahead)
+        for _ in range(4):
+            rank.kernel((150 if forward else 300) * US)
+            yield rank.post("all_reduce", pair, 4 * MIB, 20 * US)
+        if stage != (3 if forward else 0):
+            rank.message(stages, 8 * MIB, 40 * US, to=number + ahead)
+    yield rank.post("all_reduce", WORLD, 4096, 30 * US)
+    rank.kernel(MS, "Adam")
+
+
+def shards(slow_pair: int = -1) -> Program:
+    """Return shards within hosts whose gradients are replicated by pairs of ranks."""
+
+    def program(rank: Rank) -> Iterator[Operation]:
+        first, place = rank.number // 4 * 4, rank.number % 4
+        shard, pair = (*range(first, first + 4),), (place, place + 4)
+        for _ in range(6):
+            gather = rank.post("all_gather", shard, 64 * MIB, 300 * US)
+            for _ in range(4):
+                rank.kernel(400 * US)
+            yield gather
+            yield rank.post("reduce_scatter", shard, 64 * MIB, 100 * US)
+            ns = 300 * US * (5 if place == slow_pair else 1)
+            reduce = rank.post("all_reduce", pair, 16 * MIB, ns)
+        yield reduce
+        rank.kernel(MS, "Adam")
+
+    return program
+
+
+def experts(rank: Rank) -> Iterator[Operation]:
+    """Run layers of experts."""
+    for _ in range(6):
+        for name in ("MatMul", "GroupedMatMul"):
+            for _ in range(3):
+                rank.kernel(250 * US, name)
+            yield rank.post("all_to_all", WORLD, 8 * MIB, 40 * US)
+    rank.kernel(MS, "Adam")
+
+
+def buckets(
+    pauses: Callable[[int, int], float] = lambda rank, step: 0,
+    gaps: Callable[[int, int], float] = lambda rank, step: 0,
+    more: int = -1,
+) -> Program:
+    """Return data parallelism: pauses and gaps after kernels by (rank, step), in ns.
+
+    The rank `more` also runs kernels that the others do not, beside the last transfers.
+    """
+
+    def program(rank: Rank) -> Iterator[Operation]:
+        rank.now += int(pauses(rank.number, rank.step))
+        for _ in range(8):
+            for _ in range(4):
+                rank.kernel(150 * US)
+                rank.now += int(gaps(rank.number, rank.step))
+            reduce = rank.post("all_reduce", WORLD, 16 * MIB, 300 * US)
+        if rank.number == more:
+            rank.kernel(100 * US, "Metrics")
+        yield reduce
+        rank.kernel(MS, "Adam")
+
+    return program
+
+
+NAMES = {
+    WORLD: "world",
+    **{(rank, rank + 1): "tp" for rank in (0, 2, 4, 6)},
+    **{(*range(rank, 8, 2),): "pp" for rank in (0, 1)},
+    **{(rank, rank + 4): "replicate" for rank in range(4)},
+    **{(*range(rank, rank + 4),): "shard" for rank in (0, 4)},
+}
+
+
 def findings(
     program: Program, slow: Mapping[int, float] | None = None, group: Group = WORLD
 ) -> tuple[list[Finding], float]:
     """Return the findings and the length of a step in ms."""
-    name = "pp" if group == STAGES else "world"
-    run = run_programs({group: name}, program, world=len(group), slow=slow)
+    groups = {STAGES: "pp"} if group == STAGES else NAMES
+    run = run_programs(groups, program, world=len(group), slow=slow, steps=6)
     return summarize_run(recorded(run)).ranked, run.step_ns / MS
 
 
@@ -109,11 +190,6 @@ def test_slow_link_of_a_ring_is_named_with_its_cost(pair: tuple[int, int]) -> No
     assert healthy == []
     assert [(one.kind, one.ranks) for one in found] == [("slow_link", tuple(sorted(pair)))]
     assert found[0].cost_ms_per_step == pytest.approx(length - usual, rel=0.05)
-
-
-def test_late_rank_of_a_ring_is_no_slow_link() -> None:
-    found, _ = findings(ring(), slow={3: 1.3})
-    assert [(one.kind, one.ranks) for one in found] == [("slow_rank", (3,))]
 
 
 # Faults of a pipeline: model chunks per rank, slow ranks, more kernels of a stage, and the finding.
@@ -137,3 +213,54 @@ def test_fault_of_a_stage_of_one_rank_is_found_with_its_cost(
     assert (first.kind, first.ranks) == (kind, (*slow, *more))
     assert {one.kind for one in rest} <= {"pipeline_bubble"}
     assert first.cost_ms_per_step == pytest.approx(length - usual, rel=0.05)
+
+
+LATE = 5 * MS
+# The faults: program, slow ranks, healthy program, finding, and the relative error of its cost.
+FAULTS: dict[str, tuple[Program, dict[int, float], Program, tuple[str, Group], float]] = {
+    "tensor_parallel": (
+        *(layers_and_stages, {5: 1.25}, layers_and_stages),
+        *(("slow_rank", (5,)), 0.05),
+    ),
+    "ring": (ring(), {3: 1.3}, ring(), ("slow_rank", (3,)), 0.1),
+    "adapter": (shards(2), {}, shards(), ("slow_link", (2, 6)), 0.05),
+    "experts": (
+        *(experts, dict.fromkeys(range(4, 8), 1.15), experts),
+        *(("slow_host", (4, 5, 6, 7)), 0.05),
+    ),
+    "checkpoint": (
+        *(buckets(lambda rank, step: 10 * LATE * ((rank, step) == (0, 3))), {}, buckets()),
+        *(("late_rank", (0,)), 0.05),
+    ),
+    "rank_without_peers": (
+        *(buckets(lambda rank, _: LATE * (rank == 0), more=0), {}, buckets(more=0)),
+        *(("late_rank", (0,)), 0.05),
+    ),
+    "host_bound_but_one": (
+        *(buckets(gaps=lambda rank, _: 60 * US * (rank != 3)), {}, buckets()),
+        *(("host_bound", (0, 1, 2, 4, 5, 6, 7)), 0.2),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_fault_of_a_program_is_its_only_finding(name: str) -> None:
+    program, slow, healthy, expected, tolerance = FAULTS[name]
+    found, length = findings(program, slow)
+    usual_findings, usual = findings(healthy)
+    shared = {"exposed_communication", "pipeline_bubble"}
+    assert {one.kind for one in usual_findings} <= shared
+    first, *rest = found
+    assert (first.kind, first.ranks) == expected
+    assert {one.kind for one in rest} <= {one.kind for one in usual_findings}
+    assert first.cost_ms_per_step == pytest.approx(length - usual, rel=tolerance)
+
+
+@pytest.mark.parametrize("ns", [20 * US, 100 * US])
+def test_later_launches_in_a_step_of_host_bound_ranks_are_no_pause(ns: int) -> None:
+    late, _ = findings(buckets(gaps=lambda rank, step: 60 * US + ns * (rank == step)))
+    pauses = buckets(lambda rank, step: 32 * ns * (rank == step), lambda *_: 60 * US)
+    paused, _ = findings(pauses)
+    shared = {"exposed_communication"}
+    assert {one.kind for one in late} - shared == {"host_bound"}
+    assert {one.kind for one in paused} - shared == {"host_bound", "scattered_pauses"}

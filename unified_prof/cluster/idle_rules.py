@@ -51,7 +51,7 @@ _MIN_RANKS = 5
 _MIN_STEPS = 3  # Minimum number of compared steps to determine usual values.
 # Maximum share of one segment in excess idle time that is spread over a step.
 _MAX_LONGEST_SHARE = 0.5
-_MIN_PAUSE_SHARE = 0.1  # Minimum share of one interval in the excess idle time of a pause.
+_MIN_PAUSE_SHARE = 0.3  # Minimum share of one interval in the excess idle time of a pause.
 _COMPARED_RANKS = 5  # Maximum number of ranks to compare a pause with.
 # A pause of all ranks is a step of this multiple of the median step, on this share of the ranks.
 _PAUSED_STEP_FACTOR = 1.5
@@ -137,7 +137,7 @@ def _idle_elsewhere(context: RuleContext, idle: Floats) -> Floats:
 
 
 def _idle_on_all_ranks(context: RuleContext) -> Iterator[Candidate]:
-    """Yield all ranks if they are equally idle between kernels, for longer than devices need."""
+    """Yield the ranks that are idle between kernels for longer than devices need, if most are."""
     signals = context.signals
     size, _ = run_size(context.matched)
     if not len(signals.gap) or 2 * len(signals.gap) < size:  # a sample of the ranks
@@ -148,12 +148,17 @@ def _idle_on_all_ranks(context: RuleContext) -> Iterator[Candidate]:
         return  # a few long pauses
     if gap_ns <= 2 * _USUAL_GAP_NS or idle_ns <= _MIN_IDLE_SHARE_OF_ALL * context.step_ns:
         return
-    ranks = list(range(len(context.matched.ranks)))
-    cut = {rank: max(float(signals.gap[rank]) - _USUAL_GAP_NS, 0.0) for rank in ranks}
+    ranks = np.flatnonzero(signals.gap > 2 * _USUAL_GAP_NS).tolist()
+    cut: dict[tuple[int, int], float] = {}
+    for rank in ranks:  # the device is idle after the last kernel before a collective as well
+        for one in context.replay.mark_intervals(rank, idle=True):
+            late_ns = min(one.ns, float(signals.gap[rank]) * (one.kernels + 1))
+            cut[rank, one.mark] = max(late_ns - _USUAL_GAP_NS * one.kernels, 0.0)
     hosts = context.hosts(ranks)
-    where = f"host {hosts[0]}" if len(hosts) == 1 else "all hosts"
+    where = f"host {hosts[0]}" if len(hosts) == 1 else f"{len(hosts) or 'all'} hosts"
+    who = "all" if len(ranks) == len(signals.gap) else f"{len(ranks)} of {len(signals.gap)}"
     text = (
-        f"host-bound: {where}: the devices of all ranks are idle for {gap_ns / 1e3:.1f} "
+        f"host-bound: {where}: the devices of {who} ranks are idle for {gap_ns / 1e3:.1f} "
         f"µs after each kernel (usual gap: {_USUAL_GAP_NS / 1e3:.0f} µs)"
     )
     figures = {
@@ -161,7 +166,7 @@ def _idle_on_all_ranks(context: RuleContext) -> Iterator[Candidate]:
         "usual_gap_us": _USUAL_GAP_NS / 1e3,
         "idle_ms_per_step": round(idle_ns / NS_PER_MS, 4),
     }
-    change = ReplayChange(gap_ns=cut)
+    change = ReplayChange(interval_ns=cut)
     yield Candidate(HOST_BOUND, ranks, context.steps, change, text, figures)
 
 
@@ -370,7 +375,7 @@ def _slow_launches(
     )
     text = f"host-bound: {context.describe(ranks[0])}: its device is {idle}"
     if host is not None:
-        text = f"host-bound: host {host}: the devices of {_count(ranks)} are {idle}"
+        text = f"host-bound: host {host}: the devices of {len(ranks)} ranks are {idle}"
     change = ReplayChange(gap_ns=gaps, interval_ns=cut)
     return Candidate(HOST_BOUND, ranks, context.steps, change, text, figures)
 
@@ -547,7 +552,3 @@ def _row_medians(values: Floats) -> Floats:
         if (known := row[np.isfinite(row)]).size:
             result[index] = float(np.median(known))
     return result
-
-
-def _count(ranks: Sequence[int]) -> str:
-    return f"{len(ranks)} ranks" if len(ranks) > 1 else "its rank"

@@ -42,7 +42,8 @@ def shared_costs(context: RuleContext, fixed: ReplayChange) -> Iterator[Candidat
     """
     if not context.is_watched and len(context.steps):
         gain_ns = context.replay.gain_ns(fixed) / max(len(context.replay.steps), 1)
-        context = replace(context, step_ns=context.step_ns - gain_ns)
+        mean_ns = float(np.nanmean(context.signals.length_at))  # The gain is a mean as well.
+        context = replace(context, step_ns=min(context.step_ns, mean_ns - gain_ns))
         yield from _collective_setup(context)
         yield from _pipeline_bubble(context, fixed, gain_ns)
         yield from _small_buckets(context)
