@@ -245,6 +245,7 @@ def errors() -> None:
         ("words.txt", b"no recording"),
         ("list.json", b"[]"),
         ("other.json", b'{"a": 1}'),
+        ("columns.json", b"PAR1\x15\x04PAR1"),
         ("cut.json", trace),
         ("nothing.json.gz", gzip.compress(b"")),
         ("words.json.gz", gzip.compress(b"no recording")),

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from tests.analysis.builders import training_step
 from tests.sql import execute
 from unified_prof.base.run_spec import (
     ActivationRecord,
@@ -24,7 +23,6 @@ from unified_prof.base.run_spec import (
 )
 from unified_prof.cli.app import app
 from unified_prof.errors import UprofError
-from unified_prof.report.operation_difference import format_signed
 from unified_prof.sqlite import skyline_writer
 
 ITERATIONS = 12
@@ -183,17 +181,6 @@ def test_cpu_wait_time_is_excluded_from_all_metrics(base: Path, tmp_path: Path) 
     assert message not in uprof("diff", base, base).stdout, "unknown waits are not mentioned"
 
 
-def test_hidden_rows_are_counted_with_the_reason(base: Path, same: Path) -> None:
-    lines = uprof("diff", base, same).stdout.splitlines()
-    (line,) = [line for line in lines if line.startswith("hidden (--all shows them): ")]
-    assert "unchanged within 5 %" in line
-    net_ns = json.loads(uprof("diff", base, same, "--json").stdout)["operations"]["delta_ns"]
-    assert f"({format_signed(net_ns)})" in line, "all rows are hidden"
-    assert not any(
-        line.startswith("not shown") for line in uprof("diff", base, same, "--all").stdout
-    )
-
-
 def test_single_runs_say_what_would_decide(
     base: Path, slower: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,56 +198,6 @@ def test_gate_and_diff_warn_if_devices_differ(base: Path, tmp_path: Path) -> Non
     assert "warning: the runs differ in device: cpu and npu: Ascend910B" in result.stderr
     assert "differ" not in result.stdout
     assert not uprof("gate", base, other, "--quiet").stderr
-
-
-def test_several_reports_per_side_are_pooled(base: Path, slower: Path, same: Path) -> None:
-    document = json.loads(uprof("diff", base, "--base", same, slower, "--json").stdout)
-    assert document["changes"][0]["comparison"]["base_count"] == 2 * ITERATIONS
-
-
-@pytest.mark.parametrize(
-    ("side", "options", "code"),
-    [
-        ("same", "", 0),
-        ("slower", "--metric total --metric peak-memory", 1),
-        ("slower", "--max-regress 50%", 0),
-        ("slower", "--max-regress 500%", 0),
-        ("slower", "--max-regress 1", 0),
-        ("slower", "--min-abs 1s", 0),
-        ("slower", "--max-regress 0.01 --min-abs 1us", 1),
-    ],
-)
-def test_thresholds_determine_the_verdict(
-    base: Path, side: str, options: str, code: int, request: pytest.FixtureRequest
-) -> None:
-    result = uprof("gate", base, request.getfixturevalue(side), *options.split())
-    assert (result.exit_code, "regression" in result.stdout) == (code, code == 1)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ("--max-regress much", "takes a percentage or a fraction, not 'much' (for example 5% or"),
-        ("--max-regress -5%", "not '-5%'"),
-        ("--max-regress 5", "500% (write 5%, or 500% if you mean that)"),
-        ("--max-regress 1.01", "101%"),
-        ("--min-abs 5", "5"),
-        ("--min-abs 1ms --min-abs 2ms", "--min-abs"),
-        ("--metric speed", "speed"),
-        ("--metric operation:", "no metric 'operation:'"),
-        ("--metric operation:nosuch*", "unknown-metric"),
-        ("--store x", "--store"),
-    ],
-)
-def test_invalid_options_are_refused(base: Path, same: Path, options: str, message: str) -> None:
-    found = error(uprof("gate", base, same, *options.split()))
-    assert found.exit_code == 2
-    assert message in f"{found} ({found.hint}) {found.slug}"
-
-
-def test_gate_refuses_reports_of_different_kinds(base: Path, tmp_path: Path) -> None:
-    training_step(tmp_path / "timeline.db")
-    assert "are reports of different families" in str(error(uprof("gate", base, "timeline.db")))
 
 
 def test_verdict_is_appended_to_the_job_summary(
@@ -304,29 +241,6 @@ def test_format_follows_the_output_extension(
     assert (result.exit_code, result.stdout) == (0, "")
     assert result.stderr == (f"{name}: pass\n" if command == "gate" else "")
     assert (tmp_path / name).read_text(encoding="utf-8").startswith(begins)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("diff", "-o", "o.pdf"), "o.pdf: unknown extension .pdf"),
-        (("diff", "-o", "o.html"), "--format html needs two recordings of dev"),
-        (("gate", "-o", "o.csv"), "o.csv: unknown extension .csv"),
-        (
-            ("diff", "-o", "o.md", "--json"),
-            "o.md: the extension selects markdown, but the format i",
-        ),
-        (("gate", "-o", "o.xml", "--format", "text"), "o.xml: the extension selects junit"),
-        (("gate", "--json", "--format", "junit"), "--json contradicts --format"),
-    ],
-)
-def test_unknown_or_contradicting_output_extension_is_refused(
-    base: Path, same: Path, tmp_path: Path, arguments: tuple[str, ...], message: str
-) -> None:
-    command, *options = arguments
-    found = error(uprof(command, base, same, *options))
-    assert (found.exit_code, str(found)[: len(message)]) == (2, message)
-    assert not list(tmp_path.glob("o.*"))
 
 
 @pytest.mark.parametrize("command", ["diff", "gate", "report"])
@@ -377,14 +291,6 @@ def test_baseline_gives_the_same_verdict_as_its_report(base: Path, slower: Path)
     assert by_file["checks"] == by_name["checks"]
 
 
-def test_unknown_baseline_error_lists_the_baselines(base: Path) -> None:
-    uprof("baseline", "save", "main", base)
-    for arguments in (("gate", "--baseline", "other", base), ("baseline", "show", "other")):
-        problem = error(uprof(*arguments))
-        assert problem.exit_code == 2
-        assert "main" in str(problem.hint)
-
-
 def test_report_without_samples_is_inconclusive(base: Path, slower: Path) -> None:
     for folder in (base, slower):
         execute(folder / "run_time.sqlite", "DROP TABLE UPROF_RUN_TIME_SAMPLES")
@@ -393,19 +299,6 @@ def test_report_without_samples_is_inconclusive(base: Path, slower: Path) -> Non
     assert uprof("gate", base, slower).exit_code == 3
     assert "inconclusive" in uprof("diff", base, slower, "--all").stdout
     assert "faster" not in uprof("diff", slower, base, "--all").stdout.partition("Time")[2]
-
-
-@pytest.mark.parametrize("command", ["diff", "gate"])
-@pytest.mark.parametrize("content", [None, b"", b"no database"])
-def test_invalid_report_exits_with_code_7(
-    base: Path, tmp_path: Path, command: str, content: bytes | None
-) -> None:
-    path = tmp_path / "bad.sqlite"
-    if content is not None:
-        path.write_bytes(content)
-    problem = error(uprof(command, base, path))
-    assert problem.exit_code == 7
-    assert "bad.sqlite" in str(problem)
 
 
 IMPOSSIBLE = (-1.0, float("inf"), 1e300, -5.0, "text", 0.0)
@@ -478,11 +371,3 @@ def test_gate_refers_to_diff_if_no_operation_explains_a_regression(tmp_path: Pat
     change = "UPDATE UPROF_ITERATIONS SET forward_ms = NULL, total_ms = 2 * total_ms"
     execute(after / "run_time.sqlite", change)
     assert "no operation explains" in uprof("gate", before, after, "--metric", "total").stdout
-
-
-def test_gate_pools_several_runs_per_side(base: Path, slower: Path, same: Path) -> None:
-    document = json.loads(uprof("gate", base, same, "--new", slower, "--json").stdout)
-    comparison = document["checks"][0]["comparison"]
-    assert (comparison["base_count"], comparison["new_count"]) == (ITERATIONS, 2 * ITERATIONS)
-    uprof("baseline", "save", "main", base)
-    assert error(uprof("gate", "--baseline", "main", same, "--base", base)).exit_code == 2

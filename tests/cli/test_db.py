@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.migrate.databases import LATEST, REVISIONS, make
+from tests.migrate.databases import LATEST, make
 from tests.processes import python
 from tests.sql import execute
 from unified_prof.cli.app import main
@@ -57,13 +57,6 @@ def other(tmp_path: Path) -> Path:
     return path
 
 
-def test_current_prints_the_revision_and_its_evidence(uprof: Uprof, old: Path) -> None:
-    result = uprof("current", old)
-    assert result.code == 0
-    assert f"{old}: msprof 1.0.0_20241112" in result.out
-    assert "ENUM_MODULE has 74 AMP" in result.out
-
-
 def test_current_continues_after_a_bad_file(uprof: Uprof, old: Path, other: Path) -> None:
     result = uprof("current", "--json", other, old)
     assert result.code == 7
@@ -75,31 +68,6 @@ def test_current_continues_after_a_bad_file(uprof: Uprof, old: Path, other: Path
     assert (good["family"], good["revision"]) == ("msprof", "1.0.0_20241112")
     assert (good["producer"], good["complete"]) == ("msprof", True)
     assert good["recognised_by"] == ["ENUM_MODULE has 74 AMP"]
-
-
-def test_history_lists_every_revision(uprof: Uprof) -> None:
-    result = uprof("history", "--json")
-    assert result.code == 0
-    revisions = result.json["revisions"]
-    assert [entry["revision"] for entry in revisions] == list(REVISIONS)
-    assert revisions[0]["revision"] == "pre_20240328"
-    aliases = {r["alias"]: r["revision"] for r in revisions if r["alias"]}
-    assert aliases == {"documented": "1.2.0_20251226", "latest": LATEST}
-    assert "blockNum" in next(r["text"] for r in revisions if r["revision"] == "1.2.0_20260128")
-    assert "1.1.1_20250820" in uprof("history").out
-    skyline = uprof("history", "--family", "skyline-memory", "--json").json
-    assert [r["revision"] for r in skyline["revisions"]] == ["1"]
-
-
-def test_check_detects_wrong_databases(uprof: Uprof, old: Path) -> None:
-    assert uprof("check", old).code == 0
-    execute(old, "DROP TABLE STRING_IDS")
-    result = uprof("check", "--json", old)
-    assert result.code == 1
-    (found,) = result.json
-    assert not found["sound"]
-    assert found["findings"][0]["kind"] == "incomplete"
-    assert "problems found" in uprof("check", old).out
 
 
 def test_upgrade_replaces_the_file_and_keeps_the_original(uprof: Uprof, old: Path) -> None:

@@ -1,14 +1,12 @@
 """Commands that get no report name the command for the given file."""
 
-import gzip
-import json
 import subprocess
 from pathlib import Path
 from shutil import which
 
 import pytest
 
-from tests.analysis.builders import Device, run_time_report
+from tests.analysis.builders import Device
 from tests.cli.test_report import refused, uprof
 from tests.sql import execute
 
@@ -28,34 +26,6 @@ def command(request: pytest.FixtureRequest) -> tuple[str, ...]:
 
 def with_path(command: tuple[str, ...], path: Path) -> list[str]:
     return [part.format(path) for part in command]
-
-
-def test_hint_for_a_trace_is_to_import_it(command: tuple[str, ...], tmp_path: Path) -> None:
-    path = tmp_path / "trace.json.gz"
-    path.write_bytes(gzip.compress(json.dumps({"traceEvents": []}).encode()))
-    done = uprof(*with_path(command, path))
-    refused(done, 7, "is not a report (an SQLite database) but a gzip-compressed file")
-    assert f"run `uprof convert {path}` first" in done.stderr
-    assert "\\x1f" not in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"", "is empty"),
-        (b'{"a": 1}', "but JSON"),
-        (b"[]", "but JSON"),
-        (b"PAR1\x15\x04PAR1", "but a Parquet file"),
-    ],
-)
-def test_file_named_like_a_trace_is_not_said_to_be_one(
-    tmp_path: Path, content: bytes, message: str
-) -> None:
-    (tmp_path / "trace.json").write_bytes(content)
-    printed = uprof("report", str(tmp_path / "trace.json")).stderr
-    assert message in printed
-    assert "it is a torch.profiler trace" not in printed.replace("if it is", "")
-    assert ("uprof convert" in printed) == (message == "but JSON")
 
 
 @pytest.mark.skipif(not (which("sqlite3") and which("sed")), reason="needs the sqlite3 shell")
@@ -92,12 +62,3 @@ def test_nsight_recordings_are_recognized(command: tuple[str, ...], tmp_path: Pa
     printed = uprof(*with_path(command, raw)).stderr
     assert "it is an Nsight Systems recording" in printed
     assert f"nsys export --type sqlite -o {tmp_path / 'run.sqlite'} {raw}" in printed
-
-
-def test_damaged_report_gets_no_other_hint(command: tuple[str, ...], tmp_path: Path) -> None:
-    path = run_time_report(tmp_path / "run_time.sqlite")
-    path.write_bytes(path.read_bytes()[:3000])
-    done = uprof(*with_path(command, path))
-    refused(done, 7, "is cut off")
-    assert "import" not in done.stderr
-    assert "build" not in done.stderr

@@ -50,15 +50,6 @@ def refused(done: Done, code: int, *words: str) -> None:
         assert word in done.stderr
 
 
-def test_output_is_a_table_by_default_and_json_with_the_option(tmp_path: Path) -> None:
-    path = run_time_report(tmp_path / "r.sqlite")
-    done = uprof("report", path)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "6.25 ms in 3 calls" in done.stdout
-    document = json.loads(uprof("report", path, "--json").stdout)
-    assert document["reports"][0]["totals"]["total_ns"] == 6_250_000
-
-
 def test_format_follows_the_output_extension(tmp_path: Path) -> None:
     path = run_time_report(tmp_path / "r.sqlite")
     for name, begins in (
@@ -89,28 +80,6 @@ def test_reports_of_a_directory_are_combined(tmp_path: Path) -> None:
     (tmp_path / "notes.db").write_text("no database", encoding="utf-8")
     reports = json.loads(uprof("report", tmp_path, "--json").stdout)["reports"]
     assert [one["family"] for one in reports] == ["skyline-run-time + skyline-memory", "msprof"]
-
-
-def test_options_that_the_report_cannot_serve_are_usage_errors(tmp_path: Path) -> None:
-    path = run_time_report(tmp_path / "r.sqlite")
-    refused(uprof("report", path, "--by", "kernel"), 2, "r.sqlite", "kernel", "operation, line")
-    refused(uprof("report", path, "--sort", "size"), 2, "cannot sort by size")
-    refused(uprof("report", path, "--by", "colour"), 2, "colour")
-    refused(uprof("report", path, "--top", "0"), 2)
-    refused(uprof("report", path, "--embed-source"), 2, "--format html")
-    refused(uprof("report", path, "--json", "--format", "csv"), 2)
-
-
-@pytest.mark.parametrize("content", [b"", b"not a database", b"SQLite format 3\0" + b"\0" * 200])
-def test_damaged_file_is_named(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "broken.db"
-    path.write_bytes(content)
-    refused(uprof("report", path), 7, "broken.db")
-
-
-def test_file_or_directory_without_a_report_is_named(tmp_path: Path) -> None:
-    refused(uprof("report", tmp_path / "absent.db"), 7, "absent.db")
-    refused(uprof("report", tmp_path), 7, "contains no readable report", "hint")
 
 
 def test_empty_report_explains_why_it_is_empty(tmp_path: Path) -> None:

@@ -1,9 +1,6 @@
 """Report of a multi-rank run as text, JSON, CSV and Markdown."""
 
-import csv
-import io
 import json
-import re
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -12,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.cli.test_report import refused, uprof
-from tests.cluster.summaries import COMPUTE_NS, MS, Contents, slow_text, write_summary
+from tests.cluster.summaries import MS, Contents, write_summary
 from tests.sql import execute
 from unified_prof.cluster.overview import Overview, format_ranges
 from unified_prof.cluster.stored_run import STEP_PARTS, open_run
@@ -30,23 +27,6 @@ def document(*arguments: str | Path) -> dict[str, Any]:
     return found
 
 
-def test_most_expensive_finding_is_printed_before_the_tables(run: Path) -> None:
-    text = uprof("cluster", "report", run).stdout
-    line = next(line for line in text.splitlines() if slow_text(3, 1.3) in line)
-    assert line.split("  ")[0].endswith("%)"), "the cost is in front"
-    assert text.index("findings\n") < text.index(line) < text.index("mean step")
-    assert text.index("mean step") < text.index("ranks, most expensive first")
-    row = text[text.index("ranks, most expensive first") :].splitlines()[2].split()
-    assert row[:3] == ["3", "node0", "0"]
-    assert "1.30 x" in text
-
-
-def test_healthy_run_reports_no_findings(tmp_path: Path) -> None:
-    run = write_summary(tmp_path / "run.cluster")
-    assert "none: no rank, host or link" in uprof("cluster", "report", run).stdout
-    assert document(run)["findings"] == []
-
-
 @pytest.mark.parametrize(("times", "caused"), [(0, None), (3, 0)])
 def test_caused_waits_are_unknown_without_complete_collectives(
     tmp_path: Path, times: int, caused: int | None
@@ -56,93 +36,6 @@ def test_caused_waits_are_unknown_without_complete_collectives(
     assert document(run)["ranks"][0]["blame"]["caused_wait_ns"] == caused
     text = uprof("cluster", "report", run, "--by", "rank").stdout
     assert ("causes wait" in text) == (caused == 0)
-
-
-def test_summary_file_is_accepted_like_its_directory(run: Path) -> None:
-    ranks = document(run)["ranks"]
-    assert document(run / "cluster.sqlite")["ranks"] == ranks
-
-
-def test_document_has_each_rank_step_group_and_link_once(run: Path) -> None:
-    found = document(run)
-    assert found["version"] == 1
-    assert [one["rank"] for one in found["ranks"]] == list(range(8))
-    assert [one["step"] for one in found["steps"]] == [0, 1, 2]
-    assert found["run"]["layout"] == "tp 2 x dp 2 x pp 2"
-    assert len(found["links"]) == 4
-    slow = found["ranks"][3]
-    assert slow["compute_ns"] == COMPUTE_NS * 1.3
-    assert slow["blame"]["cause"] == "slow_rank"
-    assert slow["input_late_ns"] is None
-    (finding,) = found["findings"]
-    keys = "kind ranks hosts links steps cost_ms_per_step figures text"
-    assert set(finding) == set(keys.split())
-    assert finding["cost_ms_per_step"] == pytest.approx(18.0)
-
-
-def test_parts_of_the_mean_step_add_up_to_its_duration(run: Path) -> None:
-    mean = document(run)["run"]["mean_step"]
-    parts = mean["compute_ns"] + mean["exposed_communication_ns"] + mean["idle_ns"]
-    assert parts == pytest.approx(mean["span_ns"], abs=3)
-
-
-def test_waits_that_are_no_part_of_the_collective_wait_are_listed_beside_it(run: Path) -> None:
-    output = uprof("cluster", "report", run).stdout
-    assert re.search(r"collective wait \S+ ms \(pipeline wait \S+ ms of it\)", output)
-
-
-def test_report_of_a_rank_compares_it_with_its_stage(run: Path) -> None:
-    text = uprof("cluster", "report", run, "--rank", "3").stdout
-    kernels = text[text.index("kernels") :].splitlines()
-    assert kernels[2].split()[0] == "MatMul"
-    assert "1.30 x" in kernels[2]
-    found = document(run, "--rank", "3")
-    assert [one["step"] for one in found["steps"]] == [0, 1, 2]
-    ratios = {one["name"]: one["ratio"] for one in found["operations"]}
-    assert ratios == {"MatMul": pytest.approx(1.3), "Add": pytest.approx(1.3)}
-    assert [one["ranks"] for one in found["groups"]] == [[2, 3]]
-
-
-def test_report_of_a_step_has_all_ranks(run: Path) -> None:
-    found = document(run, "--step", "1")
-    assert [one["rank"] for one in found["ranks"]] == list(range(8))
-    assert all(one["blame"] is None for one in found["ranks"])  # known for the whole run only
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("--rank", "8"), ("has no rank 8", "0 to 7")),
-        (("--step", "3"), ("has no step 3", "0 to 2")),
-        (("--by", "kernel"), ("--by",)),
-    ],
-)
-def test_missing_rank_step_or_table_is_a_usage_error(
-    run: Path, arguments: tuple[str, ...], words: tuple[str, ...]
-) -> None:
-    refused(uprof("cluster", "report", run, *arguments), 2, *words)
-
-
-@pytest.mark.parametrize("by", ["rank", "step", "group", "link", "operation"])
-def test_csv_has_the_figures_of_the_document(run: Path, by: str) -> None:
-    done = uprof("cluster", "report", run, "--by", by, "--format", "csv")
-    rows = list(csv.DictReader(io.StringIO(done.stdout)))
-    if by == "operation":
-        assert len(rows) == 16
-        return
-    expected = document(run)[f"{by}s"]
-    assert len(rows) == len(expected)
-    for row, one in zip(rows, expected, strict=True):
-        for name, value in one.items():
-            if isinstance(value, int | float) and not isinstance(value, bool):
-                assert float(row[name]) == value
-
-
-@pytest.mark.parametrize("by", ["rank", "step", "group", "link", "operation"])
-def test_report_by_table_prints_only_that_table(run: Path, by: str) -> None:
-    text = uprof("cluster", "report", run, "--by", by, "--top", "2").stdout
-    assert text.count("\n\n") <= 2
-    assert "findings" not in text
 
 
 def test_markdown_escapes_names(run: Path) -> None:
@@ -173,16 +66,6 @@ def test_report_of_a_thousand_ranks_fits_50_lines(tmp_path: Path) -> None:
     assert text.index("rank 137, host node17") < text.index("most expensive first")
     assert len(text.splitlines()) <= 50
     assert max(map(len, text.splitlines())) <= 200
-
-
-def test_path_that_is_no_run_is_refused(tmp_path: Path, run: Path) -> None:
-    refused(uprof("cluster", "report", tmp_path), 7, "has no cluster.sqlite", "cluster build")
-    refused(uprof("cluster", "report", tmp_path / "none"), 7, "none")
-    (tmp_path / "text.db").write_text("no database")
-    refused(uprof("cluster", "report", tmp_path / "text.db"), 7, "text.db")
-    file = run / "cluster.sqlite"
-    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-    refused(uprof("cluster", "report", run), 7, "cluster.sqlite")
 
 
 def test_run_without_steps_is_shown_without_analysis(tmp_path: Path) -> None:

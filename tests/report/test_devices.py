@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from tests.analysis.builders import Device, run_time_report
+from tests.analysis.builders import Device
 from tests.analysis.compare.device.recordings import GPU, Op, npu_recording, recording
 from tests.analysis.explain import machine
 from unified_prof.cli.app import app
-from unified_prof.errors import UprofError, UsageError
+from unified_prof.errors import UsageError
 
 
 @pytest.fixture
@@ -20,32 +20,6 @@ def sides(tmp_path: Path) -> tuple[Path, Path]:
 
 def uprof(*arguments: str | Path) -> Result:
     return CliRunner().invoke(app, ["diff", *map(str, arguments)])
-
-
-def sections(text: str) -> dict[str, list[str]]:
-    """Return the tables by heading."""
-    blocks = [block.splitlines() for block in text.split("\n\n")]
-    return {block[0]: block[1:] for block in blocks}
-
-
-def test_headline_names_both_devices_and_their_steps(sides: tuple[Path, Path]) -> None:
-    lines = uprof(*sides).stdout.splitlines()
-    assert lines[0] == f"{sides[0]} -> {sides[1]}"
-    assert "base          NVIDIA H100; 2 steps" in lines
-    assert "new           Ascend910B; 2 steps" in lines
-    assert any(line.startswith("step ") and " x)" in line for line in lines)
-
-
-def test_sections_go_from_the_step_to_its_operations(sides: tuple[Path, Path]) -> None:
-    tables = sections(uprof(*sides).stdout)
-    assert list(tables)[1:] == ["One step", "Kernel time by class", "Slower in new", "Only in new"]
-    assert tables["One step"][1].startswith("step ")
-    assert tables["Kernel time by class"][-1].split()[:4] == ["total", "7", "9", "790"]
-    first = tables["Slower in new"][1]
-    assert "scaled_dot_product_attention x1" in first
-    assert "2.33 x" in first
-    assert any("linear x2" in line and "1.50 x" in line for line in tables["Slower in new"])
-    assert "cast and format" in tables["Only in new"][1]
 
 
 @pytest.mark.parametrize("form", ["text", "markdown", "json"])
@@ -159,24 +133,6 @@ def test_json_has_every_row_and_adds_up(sides: tuple[Path, Path]) -> None:
     assert found["sides"]["new"]["devices"] == ["Ascend910B"]
 
 
-def test_kernels_are_listed_under_their_operation_and_by_name(sides: tuple[Path, Path]) -> None:
-    tables = sections(uprof(*sides, "--by", "kernel", "--top", "50").stdout)
-    under = tables["Kernels under each operation"]
-    at = next(i for i, line in enumerate(under) if line.startswith("matmul "))
-    assert {"nvjet_tst_64x8", "aclnnMatmul_1"} < set(" ".join(under[at : at + 2]).split())
-    assert any("aclnnFlash" in line for line in tables["Kernels by name"])
-
-
-@pytest.mark.parametrize("by", ["module", "line", "class", "shape"])
-def test_comparison_by_module_line_class_and_shape(sides: tuple[Path, Path], by: str) -> None:
-    shown = uprof(*sides, "--by", by)
-    assert shown.exit_code == 0
-    if by == "module":
-        assert "Mlp_0" in shown.stdout
-    if by == "class":
-        assert "Takes longer" not in shown.stdout
-
-
 def test_large_ratios_have_no_decimals_and_small_ones_are_not_zero(tmp_path: Path) -> None:
     fast, slow = ([Op("aten::linear", [("gemm", "aten::mm", took)])] for took in (1, 900))
     base, new = recording(tmp_path / "a.db", fast), recording(tmp_path / "b.db", slow)
@@ -186,10 +142,6 @@ def test_large_ratios_have_no_decimals_and_small_ones_are_not_zero(tmp_path: Pat
     back = uprof(new, base).stdout
     assert "<0.01 x" in back
     assert "0.00 x" not in back
-
-
-def test_rows_beyond_the_limit_are_counted(sides: tuple[Path, Path]) -> None:
-    assert "and 4 more (--top)" in uprof(*sides, "--top", "1").stdout
 
 
 def test_names_of_any_length_and_content_stay_on_one_line(tmp_path: Path) -> None:
@@ -206,11 +158,3 @@ def test_names_of_any_length_and_content_stay_on_one_line(tmp_path: Path) -> Non
             assert "\u202e" not in shown.stdout
             assert max(map(len, shown.stdout.splitlines())) < 800
     assert json.loads(uprof(base, new, "--json").stdout)
-
-
-def test_tracked_workload_cannot_be_compared_by_kernel(tmp_path: Path) -> None:
-    report = run_time_report(tmp_path / "run_time.sqlite")
-    shown = uprof(report, report, "--by", "kernel")
-    assert isinstance(shown.exception, UprofError)
-    assert shown.exception.exit_code == 2
-    assert "--by kernel" in str(shown.exception)

@@ -1,6 +1,5 @@
 """Findings above the figures of a report."""
 
-import json
 import re
 from pathlib import Path
 
@@ -12,7 +11,6 @@ from tests.cli.test_report import uprof
 from tests.sql import execute
 from unified_prof.explain.advice import registry
 from unified_prof.explain.api import open_reports
-from unified_prof.report import html_page as html
 from unified_prof.report import report_formats
 from unified_prof.report.formats import ReportRequest
 
@@ -23,25 +21,6 @@ def recording(path: Path, *, every: int, kernels: int = 100) -> Path:
             begin = at * every
             run.kernel(begin + US, begin + 11 * US, launched=begin, name="<b>|kernel")
     return path
-
-
-EXPECTED = "because nothing is enqueued"
-
-
-def test_findings_are_printed_above_the_figures(tmp_path: Path) -> None:
-    with open_reports(recording(tmp_path / "run.db", every=50 * US)) as opened:
-        lines = report_formats.produce_text(opened, ReportRequest()).splitlines()
-        document = json.loads(report_formats.produce_json(opened, ReportRequest()))
-        marked = report_formats.produce_markdown(opened, ReportRequest())
-        page = html.produce_page(opened, ReportRequest())
-    assert lines[1] == "findings"
-    assert re.match(r"[\d.]+ ms \(\d+\.\d %\)  host-bound: .*because nothing is enqueued", lines[2])
-    assert "uprof advise" in lines[3]
-    assert "device time" in "\n".join(lines[4:])
-    (finding,) = document["reports"][0]["advice"]["findings"]
-    assert finding["kind"] == "host_bound"
-    assert marked.index("### Findings") < marked.index("**device time**")
-    assert EXPECTED in page
 
 
 def test_times_of_passes_add_up_to_the_device_time(tmp_path: Path) -> None:
