@@ -38,9 +38,13 @@ from tests.decoders.prof import snapshots
 from tests.decoders.rocm import builders as rocm
 from tests.export import builders as exports
 from tests.migrate.databases import make_msmonitor
+from tests.pipeline.test_flight_recorder import Group, call, dump, waits
+from tests.pipeline.test_flight_recorder import write as write_dumps
+from tests.pipeline.test_rounds import write as write_iterations
 from tests.records import run_with_regions
 from tests.simulated.machine import Machine, Settings
 from tests.simulated.models import Model, run_step
+from tests.watch import runs as watch
 from unified_prof.base.run_spec import Frame
 from unified_prof.cli.app import app
 from unified_prof.cli.command import _NumberType
@@ -253,6 +257,7 @@ def errors() -> None:
         ("cut.db", Path("step.db").read_bytes()[:5000]),
         ("bytes.db", b"SQLite format 3\0" + bytes(99)),
         ("cluster.sqlite", b""),
+        ("train.py", b"raise AssertionError\n"),
     ):
         Path(name).write_bytes(content)
     for name, statement in (
@@ -266,6 +271,64 @@ def errors() -> None:
             Path(name).write_bytes(Path("step.db").read_bytes())
         with closing(sqlite3.connect(name)) as db, db:
             db.execute(statement)
+
+
+def flight() -> None:
+    """Write Flight Recorder dumps of a healthy run and of runs that hang in different ways."""
+    usual, absent = dump([call(1), waits(2)]), dump([call(1)])
+    other = dump([call(1), waits(2, "broadcast")])
+    short = dump([call(1), waits(2, input_sizes=[[64, 9]], output_sizes=[[64, 9]])])
+    world = range(4)
+    unequal = {rank: dump([call(1, "all_to_all", input_sizes=[[rank]])]) for rank in world}
+    overwritten = {rank: dump([call(one) for one in range(rank + 1, 9)]) for rank in world}
+    pairs: tuple[Group, Group] = (("a", "tp", [0, 1]), ("b", "dp", [1, 3]))
+    first = waits(1, process_group=("a", "tp"), time_created_ns=1)
+    second = waits(1, process_group=("b", "dp"), time_created_ns=2)
+    stages: dict[str, Any] = {"process_group": ("p", "pp"), "is_p2p": True}
+    sends = [waits(number, "send 0->1", **stages) for number in (1, 2)]
+    received = [waits(1, "recv 1<-0", **stages)]
+    for name, dumps in (
+        ("absent", dict.fromkeys(world, usual) | {2: absent}),
+        ("other", dict.fromkeys(world, usual) | {2: other}),
+        ("sizes", dict.fromkeys(world, usual) | {0: short}),
+        ("unequal", unequal),
+        ("overwritten", overwritten),
+        ("entered", dict.fromkeys(world, usual)),
+        ("killed", {0: usual, 1: usual}),
+        ("chain", {0: dump([first], *pairs), 1: dump([second], *pairs), 3: dump([], *pairs)}),
+        ("transfer", {4: dump(sends, ("p", "pp", [4, 6])), 6: dump(received, ("p", "pp", [4, 6]))}),
+    ):
+        Path(name).mkdir()
+        write_dumps(Path(name), dumps)
+    Path("killed/nccl_trace_rank_3").write_bytes(b"")
+    Path("packed").mkdir()
+    for rank, content in enumerate((absent, usual)):
+        data = gzip.compress(json.dumps(content).encode())
+        Path(f"packed/fr_{rank}.json.gz").write_bytes(data)
+
+
+def watched() -> None:
+    """Write watched runs: with events, of four ranks, without steps, damaged."""
+    for name in ("run", "ranks", "empty", "cut", "device"):
+        Path(name).mkdir()
+    watch.write_run(Path("run"), change=watch.eventful, events=watch.CAPTURED)
+    for rank in range(4):
+        length_ns = (10 + rank) * watch.MS
+        watch.write_run(Path("ranks"), 200, lambda _, ns=length_ns: {"length_ns": ns}, rank=rank)
+    Path("ranks/watch_rank1.db").write_bytes(b"no database")
+    watch.write_run(Path("empty"), 0)
+    unknown = dict.fromkeys(("forward_ns", "backward_ns", "optimizer_ns"))
+    watch.write_run(Path("device"), 1, lambda _: unknown, device="cuda")
+    file = watch.write_run(Path("cut"))
+    file.path.write_bytes(file.path.read_bytes()[:9000])
+
+
+def workloads() -> None:
+    """Write three runs per side of two workloads, one slower by a third."""
+    for name, base, new in (("mlp", 10.0, 13.3), ("cnn", 40.0, 40.0)):
+        for number in (1, 2, 3):
+            write_iterations(Path(f"base/{name}-{number}"), base * (1 + number / 1000))
+            write_iterations(Path(f"new/{name}-{number}"), new * (1 + number / 1000))
 
 
 def ascend_pt() -> None:
@@ -295,6 +358,9 @@ RECORDINGS: dict[str, Callable[[], Any]] = {
     "mindstudio": mindstudio,
     "prof": prof,
     "errors": errors,
+    "flight": flight,
+    "watched": watched,
+    "workloads": workloads,
     "cluster": cluster,
     "cluster_faults": cluster_faults,
     "formulas": lambda: None,

@@ -218,32 +218,6 @@ def test_former_command_name_still_works(tmp_path: Path) -> None:
     assert result.stdout == CliRunner().invoke(app, ["db", "info"]).stdout
 
 
-@pytest.mark.parametrize(
-    ("words", "hint"),
-    [
-        ("profile x.py", "did you mean `uprof run`?"),
-        ("stat x", "did you mean `uprof report`?"),
-        ("show x", "did you mean `uprof report`?"),
-        ("open x", "did you mean `uprof view`?"),
-        ("reprot x", "did you mean `uprof report`?"),
-        ("xyz", "see `uprof --help`"),
-        ("report -by module x", "did you mean --by?"),
-        ("report --tops 3 x", "did you mean --top?"),
-        ("run -h", "did you mean --help?"),
-        ("run --epochs 1 train.py", "options of the script go after its name"),
-        ("export x", "for example `uprof export RUN -o run.perfetto-trace`"),
-        ("trace x.db", "for example `uprof export RUN -o run.perfetto-trace`"),
-    ],
-)
-def test_wrong_command_line_suggests_the_right_one(
-    words: str, hint: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as end:
-        app_module.main(words.split())
-    assert end.value.code == 2
-    assert hint in capsys.readouterr().err.splitlines()[1]
-
-
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the current directory, with a run of the CPU and a script."""
@@ -254,38 +228,6 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "trace.json").write_text('{"traceEvents": []}')
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-@pytest.mark.usefixtures("place")
-@pytest.mark.parametrize(
-    ("words", "code", "message"),
-    [
-        (["run", "--backend", "gpu", "train.py"], 2, "did you mean cuda?"),
-        (["run", "python", "train.py"], 2, "leave out `python`: uprof run train.py"),
-        (["run", "python3 train.py"], 2, "leave out `python3`: uprof run train.py"),
-        (["run", "trian.py"], 2, "did you mean train.py?"),
-        (["run", "--report", "timeline,tim", "train.py"], 2, "unknown report 'tim'"),
-        (["report", "RUN", "--with", "RUN"], 2, "not a device report, but --with requires one"),
-        (["report", "Run"], 7, "did you mean RUN?"),
-        (["report", r"C:\Users\me\RUN"], 7, "did you mean RUN?"),
-        (["convert", "nosuch.json"], 6, "[uprof:no-such-recording]"),
-        (["convert", "https://example.com/a.json"], 6, "https://example.com/a.json: no such file"),
-        (["convert", "train.py"], 6, "hint: profile it: uprof run SCRIPT"),
-        (["report", "train.py"], 7, "it is a Python script"),
-        (["convert", "trace.json", "-o", "t.txt"], 2, "use -o t.db"),
-        (["export", "RUN", "-o", "x.csv"], 2, "use `uprof report RUN -o x.csv`"),
-        (["export", "RUN", "-o", "x.svg"], 2, "`uprof export RUN -o x.speedscope.json`"),
-    ],
-)
-def test_usage_errors_have_a_hint(
-    words: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as end:
-        app_module.main(words)
-    printed = capsys.readouterr().err
-    assert message in printed
-    assert end.value.code == code
-    assert not Path("t.txt").exists()
 
 
 @pytest.mark.usefixtures("place")
@@ -315,18 +257,6 @@ def test_wrong_script_is_reported_before_torch_is_imported(script: str, message:
     assert done.stdout == "False\n"
     assert message in done.stderr
     assert "backend" not in done.stderr
-
-
-def test_files_of_a_run_are_named_after_its_directory(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    files = [tmp_path / "memory.sqlite", tmp_path / "run_time.sqlite"]
-    for file in files:
-        file.touch()
-    with pytest.raises(SystemExit) as end:
-        app_module.main(["report", *map(str, files)])
-    assert end.value.code == 2
-    assert f"pass the directory: uprof report {tmp_path}" in capsys.readouterr().err
 
 
 def test_commands_are_listed_in_order_of_use() -> None:

@@ -76,18 +76,6 @@ def test_links_are_compared_within_and_between_hosts(tmp_path: Path) -> None:
     assert row["slowest_gb_per_s"]["ratio"] == pytest.approx(1 / 3)
 
 
-def test_text_and_markdown_have_the_same_sections(tmp_path: Path) -> None:
-    base, new = (
-        write_summary(tmp_path / "base"),
-        write_summary(tmp_path / "new", Contents(step_factor=1.5)),
-    )
-    for shape in ("text", "markdown"):
-        text = uprof("cluster", "diff", base, new, "--format", shape).stdout.lower()
-        for heading in ("mean step", "by role", "collectives", "links", "kernels"):
-            assert heading in text
-        assert "1.50 x" in text
-
-
 @pytest.mark.parametrize(
     ("metric", "changed", "code"),
     [

@@ -48,7 +48,6 @@ CASES: dict[str, tuple[Plan, str, Plan | None, str]] = {
 }
 
 
-@pytest.mark.quick(cases=1)
 @pytest.mark.parametrize("name", CASES)
 def test_cost_of_all_ranks_is_a_finding_without_ranks(
     name: str, monkeypatch: pytest.MonkeyPatch

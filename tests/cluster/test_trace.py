@@ -88,24 +88,6 @@ def test_ranks_without_a_common_clock_are_warned_about(run: Path, tmp_path: Path
     assert json.loads(done.stdout)["clock_islands"] == [[0], [1]]
 
 
-@pytest.mark.parametrize(
-    ("options", "code", "words"),
-    [
-        (("--ranks", "2"), 2, ("has no rank 2",)),
-        (("--ranks", "1-0"), 2, ("'1-0' is not a rank",)),
-        (("--ranks", "every:0"), 2, ("'every:0' is not a rank",)),
-        (("--ranks", "0-100000"), 2, ("at most 256 ranks",)),
-        (("--ranks", "0", "--step", "7"), 2, ("has no step 7",)),
-    ],
-)
-def test_invalid_ranks_and_steps_are_usage_errors(
-    run: Path, tmp_path: Path, options: tuple[str, ...], code: int, words: tuple[str, ...]
-) -> None:
-    out = tmp_path / "o.json"
-    refused(uprof("trace", run, *options, "-o", out), code, *words)
-    assert not out.exists()
-
-
 def test_missing_recording_is_named(run: Path, tmp_path: Path) -> None:
     (tmp_path / "rank1.db").unlink()
     out = tmp_path / "o.json"
@@ -120,12 +102,6 @@ def test_directory_of_ranks_needs_no_build(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert len(starts_of(events(out), 1)) > 0
     assert not starts_of(events(out), 0)
-
-
-def test_report_without_ranks_is_refused(tmp_path: Path) -> None:
-    report = training_step(tmp_path / "a.db")
-    out = tmp_path / "o.json"
-    refused(uprof("trace", report, "--ranks", "0", "-o", out), 2, "multi-rank run")
 
 
 def test_clock_drift_shifts_later_events_more(run: Path, tmp_path: Path) -> None:

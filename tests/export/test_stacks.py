@@ -27,17 +27,6 @@ def step(tmp_path: Path) -> Path:
     return training_step(tmp_path / "step.db")
 
 
-def test_collapsed_stacks_are_frames_and_a_number(step: Path, tmp_path: Path) -> None:
-    done = uprof("export", step, "-o", tmp_path / "step.collapsed")
-    assert done.returncode == 0
-    assert "step.collapsed: device: 7 stacks, total 640 ns" in done.stderr
-    lines = (tmp_path / "step.collapsed").read_text().splitlines()
-    assert "Net_0;aten::relu;relu_kernel 50" in lines
-    assert sum(int(line.rpartition(" ")[2]) for line in lines) == 640
-    uprof("export", step, "-o", tmp_path / "host.folded", "--measure", "host")
-    assert "thread 1;ProfilerStep 2010" in (tmp_path / "host.folded").read_text().splitlines()
-
-
 def test_names_cannot_end_a_frame_or_a_line(tmp_path: Path) -> None:
     with Device(tmp_path / "odd.db") as device:
         device.task(0, 10, kernel=("void f<a; b>\n(c)\x1b[2J", "K"))
@@ -208,32 +197,6 @@ def test_speedscope_schema_accepts_the_file(step: Path, tmp_path: Path) -> None:
     jsonschema.validate(document, schema)
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(document | {"profiles": [{"type": "sampled"}]}, schema)
-
-
-def test_unrecorded_measure_or_grouping_is_refused(step: Path, tmp_path: Path) -> None:
-    out = tmp_path / "x.collapsed"
-    refused(
-        uprof("export", step, "-o", out, "--measure", "memory"), 2, "no stacks of memory",
-        "available: device, host",
-    )  # fmt: skip
-    report = run_time_report(tmp_path / "r.sqlite")
-    refused(uprof("export", report, "-o", out, "--by", "module"), 2, "no stacks by module", "line")
-    assert not out.exists()
-
-
-def test_suffix_selects_the_layout_and_must_agree(step: Path, tmp_path: Path) -> None:
-    out = tmp_path / "x.json"
-    assert uprof("export", step, "-o", out, "--layout", "speedscope").returncode == 0
-    assert_speedscope(json.loads(out.read_text()))
-    refused(uprof("export", step, "-o", out, "--layout", "speedscope"), 9, "already exists")
-    refused(
-        uprof("export", step, "-o", tmp_path / "x.pb.gz", "--layout", "collapsed"),
-        2,
-        "selects pprof, but --layout is collapsed",
-    )
-    refused(
-        uprof("export", step, "-o", tmp_path / "files", "--measure", "host"), 2, "apply to stacks"
-    )
 
 
 def test_reports_of_a_directory_are_exported_together(tmp_path: Path) -> None:

@@ -1,14 +1,11 @@
 """`uprof report` of Flight Recorder dumps: which rank did not enter which collective."""
 
-import gzip
-import json
 import pickle
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cli.test_report import uprof
 from tests.processes import python
 from unified_prof.errors import RawFormatError
 from unified_prof.pipeline.flight_recorder import Hang, compare_dumps, dump_files
@@ -68,123 +65,6 @@ def compared(folder: Path, dumps: dict[int, dict[str, Any]]) -> Hang:
     """Write and compare dumps."""
     write(folder, dumps)
     return compare_dumps(folder, dump_files(folder))
-
-
-def test_names_the_rank_that_did_not_enter(tmp_path: Path) -> None:
-    """The other ranks wait; the last call of the absent rank has its line."""
-    entered = dump([call(1), waits(2)])
-    hang = compared(tmp_path, {0: entered, 1: entered, 2: dump([call(1)]), 3: entered})
-    (found,) = hang.findings
-    assert (found.kind, found.ranks, found.sure) == ("collective_not_entered", (2,), "certain")
-    assert found.text == (
-        "rank 2 did not enter all_reduce #2 of group 0 (default_pg); ranks 0, 1, 3 wait in it"
-        " (train.py:12); last call of rank 2: all_reduce #1 (train.py:11), completed"
-    )
-
-
-def test_names_ranks_with_another_collective(tmp_path: Path) -> None:
-    """The minority comes first."""
-    usual = dump([call(1), waits(2), waits(3, "broadcast")])
-    other = dump([call(1), waits(2, "broadcast")])
-    (found,) = compared(tmp_path, {0: usual, 1: usual, 2: other, 3: usual}).findings
-    assert (found.kind, found.ranks) == ("different_collectives", (2,))
-    assert (
-        "rank 2: broadcast Float[64,8] -> Float[64,8] (train.py:12); ranks 0, 1, 3: all_"
-        in found.text
-    )
-
-
-@pytest.mark.parametrize("name", ["all_reduce", "_allgather_base", "broadcast"])
-def test_names_ranks_with_other_sizes(tmp_path: Path, name: str) -> None:
-    """Sizes and types are shown as in reports."""
-    usual = dump([waits(1, name)])
-    other = dump([waits(1, name, input_sizes=[[64, 9]], output_sizes=[[64, 9]])])
-    (found,) = compared(tmp_path, {0: other, 1: usual, 2: usual, 3: usual}).findings
-    assert (found.kind, found.ranks) == ("different_sizes", (0,))
-    assert f"rank 0: {name} Float[64,9] -> Float[64,9] (train.py:11)" in found.text
-
-
-def test_accepts_unequal_sizes_of_all_to_all(tmp_path: Path) -> None:
-    """Ranks of an all-to-all send different amounts."""
-    dumps = {rank: dump([call(1, "all_to_all", input_sizes=[[rank]])]) for rank in range(4)}
-    hang = compared(tmp_path, dumps)
-    assert not hang.findings
-    assert not hang.missing
-
-
-def test_does_not_compare_overwritten_calls(tmp_path: Path) -> None:
-    """The buffer has the last calls only, of another number on each rank."""
-    dumps = {rank: dump([call(number) for number in range(rank + 1, 9)]) for rank in range(4)}
-    assert not compared(tmp_path, dumps).findings
-
-
-def test_puts_the_cause_before_its_consequences(tmp_path: Path) -> None:
-    """Rank 1 is absent from one group because it waits in another for rank 3."""
-    groups: tuple[Group, ...] = (("a", "tp", [0, 1]), ("b", "dp", [1, 3]))
-    first = waits(1, process_group=("a", "tp"), time_created_ns=1)
-    second = waits(1, process_group=("b", "dp"), time_created_ns=2)
-    dumps = {0: dump([first], *groups), 1: dump([second], *groups), 3: dump([], *groups)}
-    hang = compared(tmp_path, dumps)
-    assert [(one.ranks, one.figures["group"]) for one in hang.findings] == [
-        ((3,), "b (dp)"),
-        ((1,), "a (tp)"),
-    ]
-
-
-def test_matches_sends_with_receives(tmp_path: Path) -> None:
-    """Numbers in names are ranks within the group."""
-    group: Group = ("p", "pp", [4, 6])
-    own = {"process_group": ("p", "pp"), "is_p2p": True}
-    dumps = {
-        4: dump([waits(1, "send 0->1", **own), waits(2, "send 0->1", **own)], group),
-        6: dump([waits(1, "recv 1<-0", **own)], group),
-    }
-    (found,) = compared(tmp_path, dumps).findings
-    assert (found.kind, found.ranks, found.links) == ("transfer_not_matched", (6,), ((4, 6),))
-    assert "rank 4 waits in send to rank 6 (train.py:12); rank 6 did not call" in found.text
-
-
-def test_names_ranks_without_a_dump(tmp_path: Path) -> None:
-    """A killed process writes none, and an empty file is unreadable."""
-    entered = dump([waits(1)])
-    write(tmp_path, {0: entered, 1: entered})
-    (tmp_path / "nccl_trace_rank_3").write_bytes(b"")
-    hang = compare_dumps(tmp_path, dump_files(tmp_path))
-    assert hang.absent == (2,)
-    assert "no dump of rank 2; " in hang.missing
-    assert "nccl_trace_rank_3" in hang.missing
-    (found,) = hang.findings
-    assert (found.kind, found.ranks) == ("rank_without_dump", (2, 3))
-
-
-def test_names_a_collective_that_all_ranks_entered(tmp_path: Path) -> None:
-    """The cause is not in the program."""
-    (found,) = compared(tmp_path, dict.fromkeys(range(4), dump([waits(1)]))).findings
-    assert (found.kind, found.sure) == ("collective_not_complete", "possible")
-
-
-def test_report_accepts_json_and_compressed_dumps(tmp_path: Path) -> None:
-    """The command prints text and JSON; missing ranks give exit code 7."""
-    for rank in (0, 1):
-        text = json.dumps(dump([waits(5)] if rank else [call(4)])).encode()
-        (tmp_path / f"fr_{rank}.json.gz").write_bytes(gzip.compress(text))
-    done = uprof("report", tmp_path)
-    assert done.returncode == 7
-    assert "rank 0 did not enter all_reduce #5" in " ".join(done.stdout.split())
-    assert "no dump of ranks 2, 3" in done.stderr
-    fields = json.loads(uprof("report", tmp_path, "--json").stdout)
-    assert fields["findings"][0]["ranks"] == [0]
-    assert fields["last_calls"][1]["last call"] == "all_reduce #5"
-    assert uprof("report", tmp_path, "--by", "kernel").returncode == 2
-
-
-def test_convert_names_the_command(tmp_path: Path) -> None:
-    """A dump has no times, so there is no database."""
-    write(tmp_path, {0: dump([call(1)])})
-    done = uprof("convert", tmp_path / "nccl_trace_rank_0")
-    assert done.returncode == 6
-    assert "is a Flight Recorder dump" in done.stderr
-    assert "uprof report DIR" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ import gzip
 import io
 import lzma
 import os
-import shutil
 import sqlite3
 import tarfile
 import zipfile
@@ -544,27 +543,10 @@ def database(path: Path, *tables: str) -> None:
             db.execute(f"CREATE TABLE {table}")
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [(b"", "is empty"), (b"hello", "not in a format that uprof can convert")],
-)
-def test_other_files_are_refused_with_formats(content: bytes, message: str, tmp_path: Path) -> None:
-    (tmp_path / "x.bin").write_bytes(content)
-    error = find_error(tmp_path / "x.bin")
-    assert message in str(error)
-    assert "PROF_*" in str(error.hint)
-
-
 def test_named_pipes_are_not_opened(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "run.pt.trace.json")
     assert "not a regular file" in str(find_error(tmp_path / "run.pt.trace.json"))
     assert find_recordings(tmp_path) == []
-
-
-def test_directory_without_recordings_is_refused(tmp_path: Path) -> None:
-    shutil.copy(__file__, tmp_path)
-    assert "not a recording" in str(find_error(tmp_path))
-    assert "no such file" in str(find_error(tmp_path / "nowhere"))
 
 
 def test_damaged_rocpd_database_is_an_unreadable_recording(tmp_path: Path) -> None:

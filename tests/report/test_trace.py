@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.analysis.builders import Device, run_time_report
+from tests.analysis.builders import Device
 from tests.cli.test_report import refused, uprof
 from tests.sql import execute
 from unified_prof.explain.api import open_analyses
@@ -137,14 +137,6 @@ def test_ranks_in_one_trace_have_separate_groups_and_flows(recording: Path, tmp_
     assert [event["id"] for event in events if event["ph"] == "f"] == [1, 2, 3, 4]
 
 
-def test_trace_command_reports_what_it_wrote(recording: Path, tmp_path: Path) -> None:
-    done = uprof("trace", recording, "-o", tmp_path / "o.json")
-    assert (done.returncode, done.stdout) == (0, "")
-    assert "9 slices on 7 tracks, 2 flows, 2 counters" in done.stderr
-    refused(uprof("trace", recording, "-o", tmp_path / "o.json"), 9, "already exists", "--force")
-    refused(uprof("trace", recording, "-o", tmp_path / "o.txt"), 2, "o.txt", "uprof report")
-
-
 @pytest.mark.parametrize("ending", [".json", ".perfetto-trace"])
 def test_critical_path_option_adds_a_track(recording: Path, tmp_path: Path, ending: str) -> None:
     done = uprof("trace", recording, "-o", tmp_path / f"a{ending}", "--json")
@@ -169,17 +161,6 @@ def test_critical_path_option_adds_a_track(recording: Path, tmp_path: Path, endi
     begins = [round(event["ts"] * 1000) for event in slices]
     assert begins[1:] == ends[:-1]
     assert {event["cat"] for event in slices} >= {"launch", "kernel"}
-
-
-def test_critical_path_of_ranks_is_refused(recording: Path, tmp_path: Path) -> None:
-    done = uprof("trace", recording, "-o", tmp_path / "a.json", "--path", "--ranks", "0")
-    refused(done, 2, "--critical-path cannot be combined")
-
-
-def test_report_without_timestamps_is_refused(tmp_path: Path) -> None:
-    path = run_time_report(tmp_path / "r.sqlite")
-    refused(uprof("trace", path, "-o", tmp_path / "o.json"), 2, "no timestamps")
-    assert not (tmp_path / "o.json").exists()
 
 
 def test_damaged_rank_is_left_out_of_the_trace(recording: Path, tmp_path: Path) -> None:

@@ -136,6 +136,8 @@ def test_sizes_of_activations(
     [
         ("torch.autograd.graph.saved_tensors_hooks(lambda t: t.half(), lambda t: t.float())",
          4 * 8 * 2),
+        ("torch.autograd.graph.saved_tensors_hooks("
+         "lambda t: (t.half(), [t.double()]), lambda pair: pair[0].float())", 4 * 8 * (2 + 8)),
         ("torch.autograd.graph.saved_tensors_hooks(lambda t: t.numpy(), torch.from_numpy)", 0),
     ],
 )  # fmt: skip

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import sqlite3
 import statistics
 from pathlib import Path
@@ -16,7 +15,6 @@ from hypothesis import strategies as st
 
 from tests.watch.runs import CAPTURED, MS, eventful, step, write_run
 from unified_prof.cli.app import app
-from unified_prof.errors import UprofError
 from unified_prof.report.document import Document
 from unified_prof.report.terminal import render_text
 from unified_prof.report.watch_document import run_figures, watch_document
@@ -55,16 +53,6 @@ def test_parts_of_each_clock_add_up_to_the_step(tmp_path: Path, device: str) -> 
     assert all(total == pytest.approx(100, abs=0.3) for total in shares.values()), text
 
 
-def test_a_run_without_steps_says_so(tmp_path: Path) -> None:
-    assert "no complete step" in render_text(summary_of(tmp_path, "cpu", []))
-
-
-def test_steps_without_device_times_have_parts_of_the_host_only(tmp_path: Path) -> None:
-    text = render_text(summary_of(tmp_path, "cuda", [row(0, (None, None, None))]))
-    assert "data loading" in text
-    assert "forward" not in text
-
-
 def test_ctrl_c_is_no_exit_code(tmp_path: Path) -> None:
     file = write_run(tmp_path, is_over=False)
     file.close({"exit_code": "130", "ended_ns": "2"})
@@ -76,18 +64,6 @@ def report(*words: str | Path) -> str:
     done = CliRunner().invoke(app, ["report", *map(str, words)])
     assert done.exit_code == 0, done.output
     return done.stdout
-
-
-def test_the_headline_names_what_matters(tmp_path: Path) -> None:
-    write_run(tmp_path, change=eventful, events=CAPTURED)
-    text = report(tmp_path)
-    head, first = text.splitlines()[1], " ".join(text.split("\n\n")[1].split())
-    assert "a step takes 10.0 ms; largest part: backward 38 %" in head
-    assert "20.0 % slower than at the beginning" in head
-    assert "memory grows by 48.8 MiB per 1,000 steps" in head
-    assert f"try first load ahead (uprof advise {tmp_path}/captures/slow)" in first
-    assert "500  70.0 ms    7.0  data loading +60.0 ms  captures/slow" in text
-    assert "700  40.0 ms    4.0  data loading +30.0 ms  -" in text
 
 
 def test_figures_agree_with_sql_and_statistics_of_the_standard_library(tmp_path: Path) -> None:
@@ -133,20 +109,6 @@ def test_parts_add_up_for_any_steps(
     )
 
 
-def test_the_slowest_rank_has_details(tmp_path: Path) -> None:
-    for rank in range(4):
-        lengths = {number: {"length_ns": (10 + rank) * MS} for number in range(200)}
-        write_run(tmp_path, 200, lengths.__getitem__, rank=rank)
-    text = report(tmp_path)
-    assert "rank 3 is slowest (1.13 of the median rank)" in text
-    assert [line.split()[:3] for line in text.splitlines() if line.startswith("   ")] == [
-        [str(rank), f"{10 + rank}.0", "ms"] for rank in range(4)
-    ]
-    assert "rank 3, the slowest" in text
-    assert "the slowest" not in report(tmp_path, "--rank", "1")
-    assert "median 11.0 ms" in report(tmp_path, "--rank", "1")
-
-
 @pytest.mark.parametrize("shape", ["csv", "parquet", "arrow"])
 def test_tables_have_all_steps_of_all_ranks(tmp_path: Path, shape: str) -> None:
     for rank in range(2):
@@ -167,47 +129,9 @@ def test_tables_have_all_steps_of_all_ranks(tmp_path: Path, shape: str) -> None:
     assert found == [{"rank": rank} | row._asdict() for rank in range(2) for row in events]
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("nowhere",), "nowhere"),
-        (("run", "--rank", "3"), "run has no rank 3"),
-        (("run", "--by", "kernel"), "do not apply to watched runs"),
-        (("cut",), "watch_rank0.db"),
-    ],
-)
-def test_wrong_input_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], message: str
-) -> None:
-    for name in ("run", "cut"):
-        (tmp_path / name).mkdir()
-        file = write_run(tmp_path / name)
-    os.truncate(file.path, file.path.stat().st_size // 2)
-    monkeypatch.chdir(tmp_path)
-    done = CliRunner().invoke(app, ["report", *words])
-    assert isinstance(done.exception, UprofError)
-    assert message in str(done.exception)
-
-
 def test_drift_without_a_capture_is_tried_before_a_capture_of_usual_steps(tmp_path: Path) -> None:
     drift = WatchEvent(1, 9, 900, "drift", "steps take longer: data loading takes 2 ms more")
     write_run(tmp_path, events=(CAPTURED[0], drift))
     text = render_text(watch_document(run_figures(read_folder(tmp_path), tmp_path)))
     (line,) = [line for line in text.splitlines() if line.startswith("try first")]
     assert "uprof watch --every 60 SCRIPT: steps take longer: data loading" in line
-
-
-def test_the_ranks_that_can_be_read_are_reported(tmp_path: Path) -> None:
-    for rank in range(3):
-        write_run(tmp_path, rank=rank)
-    (tmp_path / "watch_rank1.db").write_bytes(b"no database")
-    result = CliRunner().invoke(app, ["report", str(tmp_path)])
-    assert result.exit_code == 7
-    assert "rank 1 cannot be read: watch_rank1.db is not a report" in result.stderr
-    assert [line.split()[0] for line in result.stdout.splitlines() if line.startswith("   ")] == [
-        "0",
-        "2",
-    ]
-    assert CliRunner().invoke(app, ["report", str(tmp_path), "--rank", "2"]).exit_code == 0
-    refused = CliRunner().invoke(app, ["report", str(tmp_path), "--rank", "1"])
-    assert isinstance(refused.exception, UprofError)

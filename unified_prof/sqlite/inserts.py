@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 class SharedFile:
     """A new file to which SQL statements and pages are written alternately."""
 
-    def __init__(self, path: Path, *, page_bytes: int) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
         self._file: PageFile | None = None
         self._has_pages = False
-        self._db = sql.open_unfinished(path, page_bytes=page_bytes, alone=False)
+        self._db = sql.open_unfinished(path, alone=False)
         # Maximum number of values per statement.
         self.parameter_limit = sql.parameter_limit(self._db)
 

@@ -75,14 +75,11 @@ TABLES = (
 MAX_TABLES = 100_000  # Maximum number of tables read of a file of another program.
 
 
-def open_unfinished(
-    path: Path, *, page_bytes: int | None = None, alone: bool = True
-) -> sqlite3.Connection:
+def open_unfinished(path: Path, *, alone: bool = True) -> sqlite3.Connection:
     """Return a connection to a new file that no other process uses, without crash safety.
 
-    Transactions are explicit, so that they include DDL.
-    `page_bytes` is the page size of a new file, by default SQLite's. `alone` is True if only this
-    connection writes to the file.
+    Transactions are explicit, so that they include DDL. `alone` is True if only this connection
+    writes to the file.
     """
     db = sqlite3.connect(path, isolation_level=None, cached_statements=_CACHED_STATEMENTS)
     try:
@@ -90,8 +87,6 @@ def open_unfinished(
             db.execute(setting)
         if alone:
             db.execute("PRAGMA locking_mode = EXCLUSIVE")
-        if page_bytes is not None:
-            db.execute(f"PRAGMA page_size = {page_bytes}")
     except BaseException:
         db.close()
         raise

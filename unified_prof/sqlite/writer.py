@@ -326,8 +326,6 @@ class IndexPages:
 _STRING_IDS = "STRING_IDS"
 _STRINGS_PER_BATCH = 50_000
 _ROWS_CHECKED_SINGLY = 500_000
-# SQLite's default; larger pages are a tenth faster, but a small report takes half a megabyte more.
-_PAGE_BYTES = 4096
 
 
 class ReportWriter(Block):
@@ -460,7 +458,7 @@ class ReportWriter(Block):
         try:
             self._file = AtomicFile(self.path, overwrite=self._overwrite)
             with statements.writing(self.path):
-                self._shared = SharedFile(self._file.partial, page_bytes=_PAGE_BYTES)
+                self._shared = SharedFile(self._file.partial)
                 self._create_schema()
         except BaseException:
             self._close()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.analysis.builders import Device, memory_report, run_time_report, training_step
+from tests.analysis.builders import Device, memory_report, run_time_report
 from tests.analysis.explain.test_replayed import ADD, MM, write_capture, write_replay
 from unified_prof.errors import UsageError
 from unified_prof.explain.api import open_reports
@@ -62,30 +62,6 @@ def test_paths_of_nested_ranges_are_summed(
             node = above[node]
         assert [one.name for one in sample.frames] == [f"thread {begin}", *reversed(names)]
         assert (sample.weight, sample.count) == (sum(weights), len(weights))
-
-
-def test_device_time_is_stacked_by_module_operation_and_kernel(tmp_path: Path) -> None:
-    path = training_step(tmp_path / "step.db")
-    layer = "Net_0;Linear_0;aten::linear"
-    assert weight_by_stack(stacks(path, "device")) == {
-        "(not attributed to a module);hcom_allReduce__1": 200,
-        f"{layer};(backward);AddmmBackward0;aten::mm;mm_kernel": 150,
-        f"{layer};aten::addmm;mm_kernel": 100,
-        "Net_0;aten::relu;(backward);ReluBackward0;aten::threshold_backward;relu_grad": 70,
-        "Net_0;aten::relu;relu_kernel": 50,
-        "(not attributed to a module);memcpy host to device": 40,
-        "(outside any module);aten::_foreach_add_;add": 30,
-    }
-    assert stacks(path, "device").total == query(path, lambda one: one.breakdown("kernel").total_ns)
-    assert query(path, lambda one: one.measures) == ("device", "host")
-
-
-def test_stacks_by_line_have_lines_above_operations(tmp_path: Path) -> None:
-    found = stacks(training_step(tmp_path / "step.db"), "device", "line")
-    assert weight_by_stack(found)["train.py:3;net.py:9;aten::linear;aten::addmm;mm_kernel"] == 100
-    (relu,) = (one for one in found.samples if one.frames[-1].name == "relu_kernel")
-    assert relu.frames[1] == Frame("net.py:10", "line", "net.py", 10)
-    assert found.total == 640
 
 
 def test_host_stack_has_the_self_time_of_each_call(tmp_path: Path) -> None:

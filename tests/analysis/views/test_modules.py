@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.analysis.builders import Device, training_step
+from tests.analysis.builders import Device
 from tests.analysis.test_skyline import breakdown_of, by_name, summary_of
 from tests.decoders.kineto.builders import call, complete, kernel, operation, write
 from unified_prof.compare import runs
@@ -95,11 +95,6 @@ def test_module_breakdown_is_refused_if_chains_contain_no_module(tmp_path: Path)
         device.task(300, 400, connection=2, kernel=("k", "K"))
     with pytest.raises(UsageError, match=r"no nn\.Module was recorded"):
         breakdown_of(path, "module")
-
-
-def test_tasks_without_launch_are_not_attributed_to_a_module(tmp_path: Path) -> None:
-    names = set(by_name(breakdown_of(training_step(tmp_path / "msprof_1.db"), "module")))
-    assert names == {"Net_0.Linear_0", "Net_0", OUTSIDE, UNATTRIBUTED}
 
 
 def test_imported_trace_has_forward_and_backward_time_by_module(tmp_path: Path) -> None:

@@ -416,13 +416,10 @@ def _power_of_ten(power: int) -> _Float:
     """Return 10**power with a 64-bit fraction, rounded to nearest."""
     numerator, denominator = (10**power, 1) if power >= 0 else (1, 10**-power)
     exponent = numerator.bit_length() - denominator.bit_length() - 64
-    while True:
-        shifted = numerator << max(-exponent, 0)
-        divisor = denominator << max(exponent, 0)
-        quotient, remainder = divmod(shifted, divisor)
-        if quotient.bit_length() == 64:
-            break
-        exponent += 1 if quotient.bit_length() > 64 else -1
+    # The quotient has 64 or 65 bits.
+    exponent += (numerator << max(-exponent, 0)) // (denominator << max(exponent, 0)) >> 64
+    divisor = denominator << max(exponent, 0)
+    quotient, remainder = divmod(numerator << max(-exponent, 0), divisor)
     quotient += 2 * remainder >= divisor
     return (quotient, exponent) if quotient < 1 << 64 else (quotient >> 1, exponent + 1)
 
