@@ -28,6 +28,7 @@ import pytest
 from tests.analysis.builders import Device, memory_report, run_time_report, training_step
 from tests.cli.test_compare import write_run
 from tests.cli.test_report import uprof
+from tests.cluster.ranks import incomplete_runs
 from tests.cluster.simulated_run import Plan, simulate, write_database
 from tests.decoders.ascend_pt.test_damaged import all_kinds
 from tests.decoders.ascend_text import builders as text_export
@@ -313,8 +314,8 @@ def watched() -> None:
         Path(name).mkdir()
     watch.write_run(Path("run"), change=watch.eventful, events=watch.CAPTURED)
     for rank in range(4):
-        length_ns = (10 + rank) * watch.MS
-        watch.write_run(Path("ranks"), 200, lambda _, ns=length_ns: {"length_ns": ns}, rank=rank)
+        lengths = {number: {"length_ns": (10 + rank) * watch.MS} for number in range(200)}
+        watch.write_run(Path("ranks"), 200, lengths.__getitem__, rank=rank)
     Path("ranks/watch_rank1.db").write_bytes(b"no database")
     watch.write_run(Path("empty"), 0)
     unknown = dict.fromkeys(("forward_ns", "backward_ns", "optimizer_ns"))
@@ -359,6 +360,7 @@ RECORDINGS: dict[str, Callable[[], Any]] = {
     "prof": prof,
     "errors": errors,
     "flight": flight,
+    "ranks": incomplete_runs,
     "watched": watched,
     "workloads": workloads,
     "cluster": cluster,

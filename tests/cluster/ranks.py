@@ -3,8 +3,11 @@
 from pathlib import Path
 from typing import Any
 
+from tests.analysis.builders import memory_report, run_time_report, training_step
 from tests.decoders.kineto.builders import Event, call, complete, kernel, write
 from unified_prof.pipeline.convert import convert
+from unified_prof.sqlite import run_folder
+from unified_prof.sqlite.run_folder import STARTED, RankEntry
 
 STEPS = 3
 
@@ -69,3 +72,40 @@ def databases(folder: Path, world: int = 4, **slow: float) -> Path:
     for rank in range(world):
         convert(raw / f"rank{rank}.json", folder / f"rank{rank}.db")
     return folder
+
+
+def incomplete_runs() -> None:
+    """Write directories of ranks of which some are missing, damaged or of another run."""
+    events = [call(1000.0, 10, 1), kernel(1020.0, 50, 1)]
+    for name, known in (
+        ("damaged", '{"world_size": 16, "expected_ranks": [0, 1, 2, 3]}'),
+        ("reasons", '{"world_size": 5}'),
+        ("many", '{"world_size": 1024}'),
+        ("lost", "[]"),
+    ):
+        Path(name).mkdir()
+        for rank in (0, 1):
+            run_time_report(Path(name, f"run_time_rank{rank}.sqlite"))
+        Path(name, "run.json").write_text(known, encoding="utf-8")
+    Path("two").mkdir()
+    cut = [Path("lost/run_time_rank0.sqlite"), Path("lost/run_time_rank1.sqlite")]
+    cut += [memory_report(Path("damaged/memory_rank1.sqlite")), training_step(Path("two/b.db"))]
+    training_step(Path("two/a.db"))
+    for rank, failure in ((0, None), (2, "no operation ran"), (3, None)):
+        entry = RankEntry(rank, 5, tuple(range(5)), "node1", STARTED, failure=failure)
+        run_folder.note(Path("reasons"), entry)
+    for folder in ("no_rank", "traces"):
+        Path(folder).mkdir()
+        write(Path(folder, "trace.json"), events)
+        write(Path(folder, "other.json"), events)
+    for folder in ("whole", "copied", "monday", "tuesday", "cut"):
+        databases(Path(folder), world=3)
+    Path("runs").mkdir()
+    for folder in ("monday", "tuesday"):
+        Path(folder).rename(Path("runs", folder))
+    Path("copied/copy.db").write_bytes(Path("copied/rank0.db").read_bytes())
+    for file in (*cut, Path("cut/rank1.db")):
+        file.write_bytes(file.read_bytes()[:5000])
+    Path("unreadable").mkdir()
+    Path("unreadable/a.db").write_text("hello")
+    Path("unreadable/b.db").touch()

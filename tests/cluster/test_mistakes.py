@@ -42,53 +42,6 @@ def write_trace_without_rank(path: Path) -> Path:
     return write(path, [call(1000.0, 10, 1), kernel(1020.0, 50, 1)])
 
 
-def test_trace_without_rank_is_refused_with_its_path(tmp_path: Path) -> None:
-    trace = write_trace_without_rank(tmp_path / "t.json")
-    done = uprof("cluster", "build", trace, "-o", tmp_path / "r")
-    refused(done, 7, f"{trace}: cannot determine the rank", "RANK=FILE")
-    assert "rank.db" not in done.stderr
-
-
-def test_trace_without_rank_is_skipped_with_a_hint(databases: Path, tmp_path: Path) -> None:
-    trace = write_trace_without_rank(tmp_path / "t.json")
-    done = uprof("cluster", "build", databases, trace, "-o", tmp_path / "r")
-    assert done.returncode == 0, done.stderr
-    assert f"{trace}: cannot determine the rank" in done.stderr
-    assert "RANK=FILE" in done.stderr
-
-
-def test_first_unreadable_file_is_named_if_nothing_can_be_read(tmp_path: Path) -> None:
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "a.db").write_text("hello\n")
-    (tmp_path / "in" / "b.db").touch()
-    done = uprof("cluster", "build", tmp_path / "in", "-o", tmp_path / "r")
-    refused(done, 7, "in/a.db: its file is not a report", "1 more failed")
-
-
-def test_directory_with_two_files_of_a_rank_is_no_run(databases: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(databases, tmp_path / "run")
-    shutil.copy(next(iter(sorted(folder.rglob("*.db")))), folder / "copy.db")
-    refused(uprof("report", folder, "--rank", "0"), 2, "rank 0 has two files", "copy.db")
-    done = uprof("trace", folder, "--ranks", "0", "-o", tmp_path / "t.json")
-    refused(done, 2, "rank 0 has two files", "copy.db")
-    done = uprof("report", folder)
-    assert done.returncode == 0
-    assert "findings of the multi-rank run" not in done.stdout
-    assert f"uprof: hint: {folder} is not a multi-rank run" in done.stderr
-    assert "rank 0 has two files: " in done.stderr
-    assert "uprof: hint" not in uprof("report", folder, "--quiet").stderr
-
-
-def test_directory_with_two_runs_is_refused_by_name(databases: Path, tmp_path: Path) -> None:
-    for name in ("monday", "tuesday"):
-        shutil.copytree(databases, tmp_path / "in" / name)
-    done = uprof("cluster", "build", tmp_path / "in", "-o", tmp_path / "r")
-    refused(done, 2, "rank 0 has two files", "2 more ranks also have two files")
-    assert f"pass only {tmp_path / 'in' / 'monday'} or {tmp_path / 'in' / 'tuesday'}" in done.stderr
-    done = uprof("cluster", "build", tmp_path / "in" / "monday", "-o", tmp_path / "r")
-    assert done.returncode == 0
-
-
 def test_equal_halves_of_two_runs_are_refused(tmp_path: Path) -> None:
     folder = tmp_path / "in"
     folder.mkdir()
@@ -106,20 +59,6 @@ def test_equal_halves_of_two_runs_are_refused(tmp_path: Path) -> None:
     assert "is not a multi-rank run: these recordings are from 2 runs" in done.stderr
 
 
-def test_damaged_rank_is_named_by_trace(databases: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(databases, tmp_path / "run")
-    victim = sorted(folder.rglob("*.db"))[1]
-    victim.write_bytes(victim.read_bytes()[:5000])
-    done = uprof("trace", folder, "--ranks", "0,1", "--step", "1", "-o", tmp_path / "t.json")
-    refused(done, 2, "rank 1 of", "cut off")
-
-
-@pytest.mark.parametrize("command", [("report", "--by", "idle"), ("trace", "-o", "t.json")])
-def test_commands_for_reports_name_others(run: Path, command: tuple[str, ...], place: Path) -> None:
-    done = uprof(command[0], run, *command[1:])
-    refused(done, 7, "a cluster run", "--ranks N")
-
-
 def test_incomplete_run_is_refused_with_the_command(databases: Path, tmp_path: Path) -> None:
     run = tmp_path / "r"
     assert uprof("cluster", "build", databases, "-o", run).returncode == 0
@@ -129,19 +68,6 @@ def test_incomplete_run_is_refused_with_the_command(databases: Path, tmp_path: P
     refused(uprof("cluster", "report", run), 7, "incomplete run", resume_command)
     done = uprof("trace", run, "--ranks", "0", "-o", tmp_path / "t.json")
     refused(done, 2, "incomplete run", resume_command)
-
-
-def test_traces_without_build_are_refused_with_the_build_command(tmp_path: Path) -> None:
-    for rank in range(2):
-        write_trace_without_rank(tmp_path / "in" / f"rank{rank}.json")
-    refused(uprof("report", tmp_path / "in", "--rank", "0"), 2, "uprof cluster build")
-    done = uprof("trace", tmp_path / "in", "--ranks", "0", "-o", tmp_path / "t.json")
-    refused(done, 2, "uprof cluster build")
-
-
-def test_rank_assigned_to_several_recordings_is_refused(databases: Path, tmp_path: Path) -> None:
-    done = uprof("cluster", "build", f"7={databases}", "-o", tmp_path / "r")
-    refused(done, 2, "has 3 recordings, expected one for rank 7", "omit RANK=")
 
 
 def test_newer_summary_is_replaced_only_with_force(databases: Path, tmp_path: Path) -> None:

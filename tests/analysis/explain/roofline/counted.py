@@ -43,8 +43,10 @@ _OVERWRITE = set("copy_ fill_ zero_ normal_ uniform_ bernoulli_ exponential_".sp
 _SHAPE_ONLY = {"max_pool2d_with_indices_backward", "avg_pool2d_backward"}
 _SHAPE_ONLY |= {"_adaptive_avg_pool2d_backward"}
 # Arguments that a second kernel reads, after sums over them or for gradients of weights.
-_AGAIN = dict.fromkeys(("native_group_norm", "native_batch_norm"), ("input",))
-_AGAIN |= {"native_layer_norm_backward": ("grad_out", "input")}
+_AGAIN: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("native_group_norm", "native_batch_norm"), ("input",)),
+    "native_layer_norm_backward": ("grad_out", "input"),
+}
 
 
 class Call(NamedTuple):
@@ -103,12 +105,13 @@ def _size_of_tensors(name: str, arguments: dict[str, Any], result: Any) -> int:
     if arguments.get("training", arguments.get("weight") is not None):
         tensors += [arguments[key] for key in _AGAIN.get(name, ())]
     passes = len(arguments["dim"]) if name.startswith("_fft") else 1
-    return passes * sum(
+    found: Iterable[Any] = (one for one in tensors if isinstance(one, torch.Tensor))
+    size = sum(
         prod(size for size, step in zip(one.shape, one.stride(), strict=True) if step or not size)
-        * one.element_size()
-        for one in tensors
-        if isinstance(one, torch.Tensor)
+        * int(one.element_size())
+        for one in found
     )
+    return int(passes * size)
 
 
 def arguments_of(values: Sequence[object]) -> Arguments:
