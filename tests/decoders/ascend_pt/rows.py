@@ -44,6 +44,10 @@ class RowSink:
     def anomaly(self, name: str, count: int = 1, detail: str = "") -> None:
         self.anomalies.add(name, detail, count)
 
+    def cases(self, anomaly: str) -> int:
+        """Return how often something was counted."""
+        return self.anomalies[anomaly].cases if anomaly in self.anomalies else 0
+
     def table(self, name: str, *columns: str) -> list[Any]:
         """Return the sorted rows; values if one column is named, otherwise tuples."""
         texts = {number: text for text, number in self.strings.ids.items()}
