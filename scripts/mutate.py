@@ -3,6 +3,7 @@
     pip install coverage
     python scripts/mutate.py --record [tests/...]  # lines of each quick test, in .cache/mutate
     python scripts/mutate.py --sample 100 [--seed 1] [--since REV] [unified_prof/cluster ...]
+    python scripts/mutate.py --sample 40 --tests tests/cluster/test_matching.py [unified_prof/...]
 
 A mutant is one changed expression: a comparison, an arithmetic or boolean operator, a constant, a
 condition or a statement that is a call. `strict=` of `zip` is not changed (1 % of all mutants): it
@@ -17,8 +18,9 @@ Mutants are made in a copy of the checkout, without recordings beside it. For ea
 tests that run its line are run up to `--seconds` of CPU time, first those that cost little and run
 few lines of other modules; the first failure that the unchanged checkout does not have kills the
 mutant. `mutate_plugin.py` tests mutants in forks of a process that has collected all tests, so that
-most take a second. mutmut and cosmic-ray run the whole suite, or need a session per module, which
-takes days for a package of this size.
+most take a second. `--tests` needs no record and collects only some tests, such as those of a
+module. mutmut and cosmic-ray run the whole suite, or need a session per module, which takes days
+for a package of this size.
 
 The exit code is 1 if fewer than `--at-least` percent of the mutants are killed.
 """
@@ -39,7 +41,7 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from statistics import mean
@@ -96,6 +98,9 @@ def main() -> int:
     parser.add_argument(
         "--line", action="append", default=[], metavar="PATH:LINE", help="only mutants of this line"
     )
+    parser.add_argument(
+        "--tests", action="append", default=[], metavar="PATH", help="run all tests of these files"
+    )
     parser.add_argument("--at-least", type=float, default=85.0, help="percent to kill")
     options = parser.parse_args()
     if options.record:
@@ -106,20 +111,23 @@ def main() -> int:
         found = [mutant for mutant in found if f"{mutant.path}:{mutant.line}" in options.line]
     chosen = random.Random(options.seed).sample(found, min(options.sample, len(found)))
     print(f"{len(found):,} mutants, {len(chosen)} sampled with seed {options.seed}", flush=True)
-    survivors, coverage = 0, Coverage()
+    survivors, coverage = 0, None if options.tests else Coverage()
     with tempfile.TemporaryDirectory() as folder:
-        checkout = Checkout(Path(folder))
+        checkout = Checkout(Path(folder), options.tests)
         for mutant in chosen:
             source = checkout.source(mutant.path)
-            covering, how = coverage.tests(mutant.path, mutant.line)
-            covering = [test for test in covering if test in checkout.collected]
-            costs_s = itertools.accumulate(coverage.costs_s[test] for test in covering)
-            tests = [
-                test
-                for test, cost_s in zip(covering, costs_s, strict=True)
-                if cost_s <= options.seconds
-            ]
-            at_import = coverage.runs_at_import(mutant.path, mutant.line)
+            tests, how, at_import = [*checkout.collected], "of the files", False
+            covering = tests
+            if coverage is not None:
+                covering, how = coverage.tests(mutant.path, mutant.line)
+                covering = [test for test in covering if test in checkout.collected]
+                costs_s = itertools.accumulate(coverage.costs_s[test] for test in covering)
+                tests = [
+                    test
+                    for test, cost_s in zip(covering, costs_s, strict=True)
+                    if cost_s <= options.seconds
+                ]
+                at_import = coverage.runs_at_import(mutant.path, mutant.line)
             killer = checkout.killer(mutant, tests, at_import=at_import) if tests else None
             survivors += killer is None
             verdict = "SURVIVED" if killer is None else "killed  "
@@ -426,7 +434,7 @@ def _targets(node: ast.stmt) -> set[str]:
 class Checkout:
     """A copy of the checkout in which mutants are tested."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, tests: Sequence[str] = ()) -> None:
         self._folder = folder / "checkout"
         self._temporary = folder / "temporary"
         self._changed_s = int(time.time())
@@ -437,7 +445,7 @@ class Checkout:
         answers, write_answers = os.pipe()
         self._env = {**os.environ, "PYTHONPATH": str(self._folder), "COLUMNS": "400"}
         self._server = subprocess.Popen(
-            [*self._pytest(), "-p", "mutate_plugin"],
+            [*self._pytest(), "-p", "mutate_plugin", *tests],
             cwd=self._folder,
             env={
                 **self._env,
@@ -454,7 +462,7 @@ class Checkout:
         if not (collected := self._answers.readline()):
             sys.exit("pytest cannot collect the tests")
         # The copy lacks tests of recordings that are kept beside the checkout.
-        self.collected = frozenset(json.loads(collected))
+        self.collected = dict.fromkeys(json.loads(collected))
 
     def close(self) -> None:
         """End the process that has collected the tests."""
@@ -471,7 +479,7 @@ class Checkout:
         source = self.source(mutant.path)
         mutated = source[: mutant.start] + mutant.new + source[mutant.end :]
         while True:
-            chosen = [test for test in tests if test in self.collected - self._failing]
+            chosen = [test for test in tests if test in self.collected.keys() - self._failing]
             self._write(path, mutated)  # for processes that tests start
             try:
                 failed = self._first_failure(chosen, path, source, mutated)
