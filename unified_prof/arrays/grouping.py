@@ -223,7 +223,7 @@ class Pool:
     _SLOTS_EACH = 16
 
     def __init__(self) -> None:
-        self._values = np.zeros(0, np.uint64)
+        self.values = np.zeros(0, np.uint64)  # Values by index.
         self._sorted = np.zeros(0, np.uint64)
         self._index_of_sorted = np.zeros(0, np.uint32)
         # Index of the value in each slot. Most values are found there by comparison, several times
@@ -231,12 +231,7 @@ class Pool:
         self._slots = np.zeros(self._FEWEST_SLOTS, np.uint32)
 
     def __len__(self) -> int:
-        return len(self._values)
-
-    @property
-    def values(self) -> NDArray[np.uint64]:
-        """Values by index."""
-        return self._values
+        return len(self.values)
 
     def index_of(self, values: NDArray[Any]) -> NDArray[np.uint32]:
         """Return the index of each value; unseen ones get the next indexes."""
@@ -246,7 +241,7 @@ class Pool:
                 return np.zeros(0, np.uint32)
             self._add(np.unique(wanted))
         index = self._slots[self._slots_of(wanted)]
-        elsewhere = np.flatnonzero(self._values[index] != wanted)
+        elsewhere = np.flatnonzero(self.values[index] != wanted)
         if len(elsewhere):
             index[elsewhere] = self._find_or_add(wanted[elsewhere])
         return index
@@ -277,11 +272,11 @@ class Pool:
         index = np.arange(len(self), len(self) + len(new), dtype=np.uint32)
         self._sorted = np.insert(self._sorted, place, new)
         self._index_of_sorted = np.insert(self._index_of_sorted, place, index)
-        self._values = np.concatenate([self._values, new])
+        self.values = np.concatenate([self.values, new])
         wanted = min(self._SLOTS_EACH * len(self), self._MOST_SLOTS)
         if wanted > len(self._slots):
             self._slots = np.zeros(1 << (wanted - 1).bit_length(), np.uint32)
-            new, index = self._values, np.arange(len(self), dtype=np.uint32)
+            new, index = self.values, np.arange(len(self), dtype=np.uint32)
         self._slots[self._slots_of(new)] = index
 
 

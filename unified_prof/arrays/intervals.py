@@ -269,7 +269,7 @@ def paths(parent: Indexes, label: NDArray[np.integer]) -> tuple[Indexes, Indexes
     own: list[Indexes] = [np.zeros(0, np.int64)]
     labels = int(label.max(initial=0)) + 1
     known = 0
-    depth = _depths(parent)
+    depth = depths(parent)
     order = np.argsort(depth, kind="stable")
     for level in np.split(order, np.flatnonzero(np.diff(depth[order])) + 1):
         up = np.where(parent[level] == NONE, NONE, number[parent[level]])
@@ -281,8 +281,8 @@ def paths(parent: Indexes, label: NDArray[np.integer]) -> tuple[Indexes, Indexes
     return number, np.concatenate(above), np.concatenate(own)
 
 
-def _depths(parent: Indexes) -> Indexes:
-    """Return the number of ancestors of each range."""
+def depths(parent: Indexes) -> Indexes:
+    """Return the number of ranges around each range."""
     above = np.where(parent == NONE, np.arange(len(parent)), parent)
     depth = np.where(parent == NONE, 0, 1)
     while True:

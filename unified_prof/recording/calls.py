@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import AnyInts, Ints, Runs
+from unified_prof.arrays.grouping import AnyInts, Runs
 from unified_prof.arrays.packed import BLOCK, Packed, Packing
 from unified_prof.recording.model import Row
 
@@ -182,30 +182,25 @@ class _Column:
     """Sums of the measured values of one column by key."""
 
     def __init__(self, groups: int) -> None:
-        self._count = np.zeros(groups, np.int64)
+        self.counts = np.zeros(groups, np.int64)  # Number of measured values for each key.
         self._total = np.zeros(groups, np.int64)
 
     def add(self, key: AnyInts, values: AnyInts) -> None:
         known = values != UNKNOWN
         if not known.all():
             key, values = key[known], values[known]
-        groups = len(self._count)
-        self._count += np.bincount(key, minlength=groups)
+        groups = len(self.counts)
+        self.counts += np.bincount(key, minlength=groups)
         self._total += np.bincount(key, weights=values, minlength=groups).astype(np.int64)
 
     def grow(self, more: int) -> None:
-        self._count = np.append(self._count, np.zeros(more, np.int64))
+        self.counts = np.append(self.counts, np.zeros(more, np.int64))
         self._total = np.append(self._total, np.zeros(more, np.int64))
-
-    @property
-    def counts(self) -> Ints:
-        """Number of measured values for each key."""
-        return self._count
 
     @property
     def sums(self) -> list[int | None]:
         """Sum for each key, None if it has no measured values."""
-        pairs = zip(self._total.tolist(), self._count.tolist(), strict=True)
+        pairs = zip(self._total.tolist(), self.counts.tolist(), strict=True)
         return [one if some else None for one, some in pairs]
 
 

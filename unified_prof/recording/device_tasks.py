@@ -100,7 +100,7 @@ class Work:
                 task = np.arange(first, first + len(own), dtype=np.int32)
                 first += len(own)
             else:
-                task = np.searchsorted(self._task, own.rows).astype(np.int32)
+                task = np.searchsorted(self.of_tasks, own.rows).astype(np.int32)
             found = OrderedTasks(
                 task,
                 own.start_ns,
@@ -136,7 +136,7 @@ class Work:
     @property
     def task(self) -> NDArray[np.int32]:
         """Index in TASK, UNKNOWN for whole collectives."""
-        return self._with_comms(self._task, np.full(len(self._comms), UNKNOWN, np.int32))
+        return self._with_comms(self.of_tasks, np.full(len(self._comms), UNKNOWN, np.int32))
 
     @property
     def operator(self) -> ComputedColumn:
@@ -162,18 +162,13 @@ class Work:
         names = self._tasks.kernel_names(self.labels, self._is_work)
         return names, self._collectives.kernels(self.labels)
 
-    @property
-    def of_tasks(self) -> NDArray[np.int32]:
-        """Rows of TASK that count as work."""
-        return self._task
-
     def at_tasks(self, rows: NDArray[np.integer]) -> TaskWindow:
         """Return work by index; the indexes must not be those of whole collectives."""
-        return TaskWindow(self, UNKNOWN, self._tasks.rows_at(self._task[rows]), self._comms)
+        return TaskWindow(self, UNKNOWN, self._tasks.rows_at(self.of_tasks[rows]), self._comms)
 
     def whole_comms(self) -> TaskWindow:
         """Return the whole collectives."""
-        return TaskWindow(self, len(self._task), None, self._comms)
+        return TaskWindow(self, len(self.of_tasks), None, self._comms)
 
     @cached_property
     def total_ns(self) -> int:
@@ -372,7 +367,7 @@ class Work:
 
     def over(self, tasks: NDArray[Any], comms: NDArray[Any]) -> NDArray[Any]:
         """Return a column over all work from a column of TASK and one of the collectives."""
-        return self._with_comms(tasks[self._task], comms)
+        return self._with_comms(tasks[self.of_tasks], comms)
 
     @cached_property
     def launches(self) -> WorkLaunches:
@@ -475,7 +470,8 @@ class Work:
         return sum(int(self._is_work(rows).sum()) for rows in self._tasks.windows())
 
     @cached_property
-    def _task(self) -> NDArray[np.int32]:
+    def of_tasks(self) -> NDArray[np.int32]:
+        """Rows of TASK that count as work."""
         parts = [rows.where(self._is_work(rows)).rows for rows in self._tasks.windows()]
         return np.concatenate([np.zeros(0, np.int32), *parts]).astype(np.int32)
 

@@ -365,7 +365,7 @@ def _threads(
     order = intervals.call_order(group, start, end, rank=(call != NOWHERE).astype(np.int64))
     group, start, end, call = group[order], start[order], end[order], call[order]
     names, kinds = np.concatenate(label)[order], np.concatenate(kind).astype(np.int8)[order]
-    depth = _depths(intervals.parents(group, start, end))
+    depth = intervals.depths(intervals.parents(group, start, end))
     # At the maximum depth, only calls that may have launched tasks are included.
     drawn = (depth <= _MAX_DEPTH) | (call != NOWHERE)
     depth = np.minimum(depth, _MAX_DEPTH)
@@ -399,16 +399,6 @@ def _threads(
             if own_rows:
                 shown.append(HostThread(title, own_rows))
     return shown, left_out, labels
-
-
-def _depths(parent: Ints) -> Ints:
-    """Return the number of ranges around each range."""
-    depth = np.zeros(len(parent), np.int64)
-    above = parent
-    while (inside := above != intervals.NONE).any():
-        depth += inside
-        above = np.where(inside, parent[above], intervals.NONE)
-    return depth
 
 
 def _name(thread: int, *, several: bool) -> str:

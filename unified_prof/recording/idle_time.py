@@ -92,14 +92,9 @@ class IdleTime:
         """Return the idle intervals of a device; `next_task` has indexes into all work."""
         return Segments.concatenate(list(self.parts(name)))
 
-    @property
-    def host(self) -> HostSide:
-        """Host ranges that devices may have waited for."""
-        return self._host
-
     def called(self, sync: int) -> tuple[str, str | None]:
         """Return the name and the calling source line of a synchronizing call of `host`."""
-        called, _, line = self._labels.texts[int(self._host.sync_label[sync])].partition("\n")
+        called, _, line = self._labels.texts[int(self.host.sync_label[sync])].partition("\n")
         return called, line or None
 
     def totals(self, steps: Steps, windows: Mapping[str, StepWindows]) -> list[IdleReasons]:
@@ -117,7 +112,7 @@ class IdleTime:
     def rows(self) -> list[Row]:
         """Return one row for each reason, and for each synchronizing call with its source line."""
         found: dict[tuple[int, int], list[int]] = {}
-        labels = self._host.sync_label if self.has_reasons else np.zeros(0, np.int64)
+        labels = self.host.sync_label if self.has_reasons else np.zeros(0, np.int64)
         many = len(labels) + 1
         for segments in (part for device in self._devices for part in self.parts(device)):
             length = segments.end_ns - segments.start_ns
@@ -189,7 +184,7 @@ class IdleTime:
                         idle.start_ns[low : low + WINDOW], idle.end_ns[low : low + WINDOW]
                     )
                     tasks, which = following.at(gaps)
-                    found = explain(gaps, tasks, self._host)
+                    found = explain(gaps, tasks, self.host)
                     self._correct_copies(found, tasks, which)
                     reasons.add(found, which)
             self._parts[name] = reasons.done()
@@ -281,7 +276,8 @@ class IdleTime:
         return np.where(possible(start, np.zeros(1, np.int64)), start, _NOWHERE)
 
     @cached_property
-    def _host(self) -> HostSide:
+    def host(self) -> HostSide:
+        """Host ranges that devices may have waited for."""
         inputs = intervals.EMPTY
         if self._framework is not None:
             fetching = self._framework.matching(names.FETCHES_INPUT)

@@ -251,11 +251,12 @@ class TaskWindow:
     """A window of device tasks; columns are computed on access."""
 
     def __init__(self, work: Work, first: int, tasks: TaskRows | None, comms: Collectives) -> None:
-        self._work, self._tasks, self._comms = work, tasks, comms
+        self._work, self._comms = work, comms
+        self.tasks = tasks  # The rows of TASK, None for whole collectives.
         self.first = first  # Index of the first task in all work; the others follow.
 
     def __len__(self) -> int:
-        return len(self._comms if self._tasks is None else self._tasks)
+        return len(self._comms if self.tasks is None else self.tasks)
 
     @property
     def rows(self) -> slice:
@@ -263,57 +264,52 @@ class TaskWindow:
         return slice(self.first, self.first + len(self))
 
     @property
-    def tasks(self) -> TaskRows | None:
-        """The window's rows of TASK, None for whole collectives."""
-        return self._tasks
-
-    @property
     def start_ns(self) -> Ints:
         """Start of each task."""
-        return self._comms.start_ns if self._tasks is None else self._tasks.start_ns
+        return self._comms.start_ns if self.tasks is None else self.tasks.start_ns
 
     @property
     def duration_ns(self) -> Ints:
         """Duration of each task."""
-        return self._comms.duration_ns if self._tasks is None else self._tasks.duration_ns
+        return self._comms.duration_ns if self.tasks is None else self.tasks.duration_ns
 
     @property
     def kind(self) -> NDArray[np.int8]:
         """Kind of each task."""
-        if self._tasks is None:
+        if self.tasks is None:
             return np.full(len(self), COMMUNICATION, np.int8)
-        return self._tasks.kind
+        return self.tasks.kind
 
     @property
     def device(self) -> Ints:
         """Device of each task."""
-        return self._comms.device if self._tasks is None else self._tasks.device.astype(np.int64)
+        return self._comms.device if self.tasks is None else self.tasks.device.astype(np.int64)
 
     @property
     def stream(self) -> Ints:
         """Stream of each task, UNKNOWN for whole collectives."""
-        if self._tasks is None:
+        if self.tasks is None:
             return np.full(len(self), UNKNOWN)
-        return self._tasks.stream.astype(np.int64)
+        return self.tasks.stream.astype(np.int64)
 
     @property
     def connection(self) -> Ints:
         """Connection id of each task, which it shares with its launch call."""
-        if self._tasks is None:
+        if self.tasks is None:
             return self._comms.connection
-        return self._tasks.connection.astype(np.int64)
+        return self.tasks.connection.astype(np.int64)
 
     @cached_property
     def operator(self) -> NDArray[np.int32]:
         """Operator type of each task, as numbers in the labels of all work."""
         names, comms = self._work.operator_numbers
-        return comms if self._tasks is None else names.find(self._tasks)
+        return comms if self.tasks is None else names.find(self.tasks)
 
     @cached_property
     def kernel(self) -> NDArray[np.int32]:
         """Name of the kernel, collective or kind of copy, as numbers in the labels of all work."""
         names, comms = self._work.kernel_numbers
-        return comms if self._tasks is None else names.find(self._tasks)
+        return comms if self.tasks is None else names.find(self.tasks)
 
 
 class ComputedColumn(Column):

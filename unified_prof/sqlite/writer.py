@@ -355,7 +355,7 @@ class ReportWriter(Block):
     ) -> None:
         self.path = Path(path)
         self.revision = catalogue.resolve(MSPROF, revision)
-        self._strings = StringPool()
+        self.strings = StringPool()
         self._overwrite, self._empty_tables, self._enums = overwrite, empty_tables, enums
         self._spec = catalogue.load(MSPROF, self.revision)
         self._tables: dict[str, TableWriter] = {}
@@ -367,11 +367,6 @@ class ReportWriter(Block):
         self._shared: SharedFile | None = None
         self._failure: BaseException | None = None
         self._before_name: list[Callable[[Path], None]] = []
-
-    @property
-    def strings(self) -> StringPool:
-        """The string pool of the file: ids 0, 1, 2, ... in order of first use."""
-        return self._strings
 
     def write(self, table: str, columns: Mapping[str, Column]) -> int:
         """Append one batch to `table`; see `columns.Sink.write`.
@@ -409,7 +404,7 @@ class ReportWriter(Block):
         if rows:
             self._count_dropped(layout, sources, rows)
             stored = {
-                name: reader.to_old(self.revision, table, name, source, self._strings)
+                name: reader.to_old(self.revision, table, name, source, self.strings)
                 for name, source in sources.items()
             }
             with self._writing():
@@ -563,7 +558,7 @@ class ReportWriter(Block):
         """Write STRING_IDS, whose presence tells readers that the file is complete."""
         writer = self._table(_STRING_IDS)
         writer.create()
-        for ids, texts in self._strings.batches(_STRINGS_PER_BATCH):
+        for ids, texts in self.strings.batches(_STRINGS_PER_BATCH):
             writer.append(*batches.read({"id": ids, "value": texts}, table=_STRING_IDS))
 
     def _verify(self, database: sqlite3.Connection) -> None:

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import NOWHERE, Bools, Floats, Ints, find, positions
+from unified_prof.arrays.grouping import NOWHERE, Bools, Floats, Ints, Runs, find, positions
 from unified_prof.arrays.intervals import NONE
 from unified_prof.base.columns import MISSING, Sink
 from unified_prof.decoders.gpu.pools import (
@@ -362,9 +362,7 @@ class Counters:
         self._parts.clear()
         order = np.lexsort((names, owners))
         owners, names, values = owners[order], names[order], values[order]
-        new = np.ones(len(owners), bool)
-        new[1:] = (np.diff(owners) != 0) | (np.diff(names) != 0)
-        starts = np.flatnonzero(new)
+        starts = Runs(owners, names).starts
         self._owners, self._names = owners[starts], names[starts]
         self._values = np.add.reduceat(values, starts)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from unified_prof.arrays.grouping import NOWHERE, Bools, Ints, find, mapped
+from unified_prof.arrays.grouping import NOWHERE, Bools, Ints, Runs, find, mapped
 from unified_prof.base.columns import MISSING, NOT_AVAILABLE, Cells, Query, Tables, text_of
 from unified_prof.decoders.gpu.rows import NO_TIME, Parts
 from unified_prof.decoders.spool import Rows
@@ -189,9 +189,7 @@ class Fields:
 
     def note_contexts(self, packed: Ints, contexts: Ints, devices: Ints) -> None:
         """Note the devices of CUDA contexts, as device tasks have them."""
-        changes = np.ones(len(packed), bool)
-        changes[1:] = (contexts[1:] != contexts[:-1]) | (packed[1:] != packed[:-1])
-        rows = np.flatnonzero(changes)
+        rows = Runs(contexts, packed).starts
         pids = (packed[rows] >> _THREAD_BITS) & _LOW_BITS
         keys = zip(pids.tolist(), contexts[rows].tolist(), strict=True)
         self._contexts.update(zip(keys, devices[rows].tolist(), strict=True))

@@ -232,10 +232,9 @@ class MixBlocks:
             return
         chosen = chosen[np.argsort(row[chosen], kind="stable")]
         row = row[chosen]
-        first = np.flatnonzero(np.r_[True, row[1:] != row[:-1]])
-        number = np.diff(np.r_[first, len(row)])
-        within = np.arange(len(row)) - np.repeat(first, number) < self._left[row]
-        self._left[row[first]] -= number
+        same = Runs(row)
+        within = same.rank() < self._left[row]
+        self._left[row[same.starts]] -= same.sizes
         row, chosen = row[within], chosen[within]
         tasks = len(self.cycles)
         self.cycles += np.bincount(row, blocks.cycles[chosen].astype(np.float64), tasks)
