@@ -76,10 +76,10 @@ def test_gaps_at_the_same_place_of_each_step_are_time_between_operations(
         assert saving_ns(finding) == pytest.approx(3 * MS, rel=0.02)
         assert f"mostly {place}; saves" in finding.text
         is_function = frame is not None and ".py" in frame
-        name = "write before aten::operation3" if is_function else place
+        shown = "write before aten::operation3" if is_function else place
         line = "/home/me/log.py:7" if is_function else None
         row = finding.evidence[0]
-        assert (row["name"], row.get("line"), row["count"]) == (name, line, 5)  # steps
+        assert (row["name"], row.get("line"), row["count"]) == (shown, line, 5)  # steps
         assert row["total_ns"] == pytest.approx(5 * 3 * MS, rel=0.02)
 
 
@@ -116,3 +116,43 @@ def test_recomputed_operations_cost_time(tmp_path: Path, around: str, sure: str 
             run.call(begin + 6 * MS, begin + 10 * MS, "aten::gelu")
     found = findings_by_kind(tmp_path / "run.db").get("recomputation")
     assert (found and (found.sure, saving_ns(found))) == (sure and (sure, 4 * MS))
+
+
+TABLE = "1000,8"
+
+
+@pytest.mark.parametrize(
+    ("shape", "types", "indices", "weight", "expected"),
+    [
+        ("64,64;64,64", "float;float", 20, None, {"dense_embedding": 8 * 0.98}),
+        ("64,64;64,64", "float;float", 400, None, {}),  # most rows are used
+        ("64,64;64,64", "float;float", 20, TABLE, {}),  # the table is the weight of a product, too
+        ("64,64;64,64", "double;double", 600, None, {"double_precision": 0.5 * 9}),
+        ("64,64;;64,64", "float;double;float", 600, None, {}),  # a scalar
+    ],
+)
+def test_inputs_show_dense_gradients_and_double_precision(
+    tmp_path: Path,
+    shape: str,
+    types: str,
+    indices: int,
+    weight: str | None,
+    expected: dict[str, float],
+) -> None:
+    with FaultyRun(tmp_path / "run.db") as run:
+        for step in range(5):
+            begin = step * 20 * MS
+            run.call(begin, begin + 20 * MS, f"ProfilerStep#{step}")
+            run.call(begin + MS, begin + 10 * MS, "aten::mm", inputs=(shape, types))
+            if weight:
+                run.call(begin, begin + MS, "aten::linear", inputs=(f"9,8;{weight}", types))
+            lookup, row = (f"{TABLE};{indices}", "float;long int"), begin + 10 * MS
+            run.call(row, row + MS, "aten::embedding", inputs=lookup)
+            run.call(row + MS, row + 3 * MS, "aten::embedding_dense_backward")
+            run.call(row + 3 * MS, row + 10 * MS, "Optimizer.step#SGD.step", kind=API_MARK)
+            run.call(row + 3 * MS, row + 10 * MS, "aten::add_", inputs=(TABLE, "float"))
+    found = findings_by_kind(tmp_path / "run.db")
+    kinds = "dense_embedding", "double_precision"
+    assert {kind: saving_ns(found[kind]) / MS for kind in kinds if kind in found} == pytest.approx(
+        expected, rel=0.01
+    )

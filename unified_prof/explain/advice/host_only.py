@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from math import prod
 
 import numpy as np
 
@@ -18,7 +19,14 @@ from unified_prof.explain.advice.device_context import (
     code_place,
     is_optimizer_step,
 )
+from unified_prof.explain.advice.idle_segments import percent
+from unified_prof.explain.advice.optimizer_rules import DENSE_SHARE, SPARSE_GRADIENTS
 from unified_prof.explain.advice.tracked import Tracked
+from unified_prof.explain.advice.tracked_operations import (
+    DOUBLE_GAIN,
+    DOUBLE_SHARE,
+    LESS_PRECISION,
+)
 from unified_prof.recording import names
 from unified_prof.recording.calls import Calls
 from unified_prof.recording.model import Finding, Gaps, Step
@@ -56,6 +64,66 @@ def evaluate(
                     for row in one.evidence
                 ],
             )
+
+
+# Tensors of float64 by the text of the inputs; a lookup in a table: rows, columns, indices.
+_DOUBLE = re.compile(r"\bdouble\[\d")
+_LOOKUP = re.compile(r"[\w ]+\[(\d+,\d+)\], (?:long )?int\[([\d,]+)\]")
+_MATRIX = re.compile(r"\[(\d+),(\d+)\]")
+FEW = 4  # Minimum rows of a table for each row that a step uses.
+
+
+def by_inputs(context: DeviceContext) -> Iterator[Cause]:
+    """Find float64 operations, and embeddings with dense gradients, by the recorded inputs."""
+    framework = context.recording.framework
+    if context.device is not None or framework is None:
+        return
+    call, _, time_ns = framework.host_time()
+    rows = np.flatnonzero(intervals.holding(context.window, framework.start_ns[call]) >= 0)
+    inputs, given = framework.inputs(call[rows])
+    input_ns = np.bincount(given, time_ns[rows], len(inputs))
+    double = np.array([_DOUBLE.search(text) is not None for text in inputs], bool)
+    cost = float(input_ns[double].sum())
+    if (share := context.share(cost)) >= DOUBLE_SHARE:
+        yield context.finding(
+            DOUBLE_GAIN * cost,
+            f"double precision: operations on float64 tensors take {percent(share)} of the time",
+            kind="double_precision",
+            advice=LESS_PRECISION,
+            sure="likely",
+            figures={"share": round(share, 4)},
+        )
+    if not len(framework.matching(lambda name: name.endswith("embedding_dense_backward"))):
+        return
+    calls = framework.calls
+    calls = calls[intervals.holding(context.window, framework.start_ns[calls]) >= 0]
+    texts, name = framework.names(calls)
+    of_call = framework.inputs(calls)
+    used, dense = Counter[str](), set[str]()
+    for number, at in zip(name.tolist(), of_call[1].tolist(), strict=True):
+        text = of_call[0][at]
+        match = _LOOKUP.match(text) if texts[number].startswith("aten::embedding") else None
+        if match:
+            used[match[1]] += prod(map(int, match[2].split(",")))
+        elif names.PRODUCT(texts[number]):
+            # As the weight of a product, a table has a dense gradient.
+            dense.update(*((f"{a},{b}", f"{b},{a}") for a, b in _MATRIX.findall(text)))
+    lost_ns = 0.0
+    for table, indices in used.items():
+        unused = 1 - indices / context.step_count / int(table.split(",")[0])
+        if table not in dense and unused >= 1 - 1 / FEW:
+            own = [text.partition("[")[2].startswith(f"{table}]") for text in inputs]
+            lost_ns += unused * float(input_ns[own].sum())
+    if (share := context.share(lost_ns)) >= DENSE_SHARE:
+        yield context.finding(
+            lost_ns,
+            f"dense embedding gradients: {percent(share)} of the time, gradients are filled with "
+            "zeros and all rows are updated",
+            kind="dense_embedding",
+            advice=SPARSE_GRADIENTS,
+            sure="likely",
+            figures={"share": round(share, 4)},
+        )
 
 
 def _as_iteration(context: DeviceContext) -> Tracked:

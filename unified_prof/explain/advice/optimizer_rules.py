@@ -334,6 +334,10 @@ def _zeroed_gradients(context: DeviceContext, loops: _Loops) -> Iterator[Cause]:
 
 _PASSES = 2  # Tensors that one of several operations of an optimizer reads or writes.
 DENSE_SHARE = 0.10  # Minimum share of the time of dense gradients of embeddings.
+SPARSE_GRADIENTS = (
+    "pass sparse=True to these embeddings, with SGD or SparseAdam, or use tables that are updated "
+    "in the backward pass (torchrec, FBGEMM)"
+)
 
 
 def dense_embedding(context: DeviceContext) -> Iterator[Cause]:
@@ -361,8 +365,7 @@ def dense_embedding(context: DeviceContext) -> Iterator[Cause]:
         "zeros and all rows are updated",
         rows,
         lost_ns,
-        advice="pass sparse=True to these embeddings, with SGD or SparseAdam, or use tables that "
-        "are updated in the backward pass (torchrec, FBGEMM)",
+        advice=SPARSE_GRADIENTS,
         sure="likely",
         least=WARN_SHARE,
         figures={"fill_ns": fill_ns},

@@ -272,6 +272,10 @@ def _chains(
 # Minimum share of an iteration of operations on double-precision weights. Processors compute
 # float32 in half of the time, and it has half of the bytes.
 DOUBLE_SHARE, DOUBLE_GAIN = 0.2, 0.5
+LESS_PRECISION = (
+    "use float32 (module.float(), torch.set_default_dtype) unless the result needs more than 7 "
+    "digits; NumPy arrays and Python floats become float64"
+)
 
 
 def double_precision(run: Tracked) -> Iterator[Finding]:
@@ -288,8 +292,7 @@ def double_precision(run: Tracked) -> Iterator[Finding]:
         DOUBLE_GAIN * operations_ns,
         f"double precision: {percent(doubled / sum(sizes.values()))} of the weights are float64; "
         f"operations are {run.of_iteration(share)}",
-        advice="use float32 (module.float(), torch.set_default_dtype) unless the result needs more "
-        "than 7 digits; NumPy arrays and Python floats become float64",
+        advice=LESS_PRECISION,
         sure="likely",
         figures={"share": round(share, 4), "weight_bytes": sizes},
     )
