@@ -17,21 +17,27 @@ Op = tuple[str, str, int]
 """Name, shapes of inputs, and µs of the kernel; `name <` is backward of the operation before."""
 
 
-def findings_of(path: Path, *steps: list[Op]) -> dict[str, Finding]:
-    """Write steps of operations that the host launches early; return findings by kind."""
+def findings_of(path: Path, *steps: list[Op], on_host: bool = False) -> dict[str, Finding]:
+    """Write steps of operations that the host launches early, or runs; return findings by kind."""
     with FaultyRun(path) as run:
         host = device = 0
         for number, operations in enumerate(steps):
             begin = host
             for name, shapes, us in operations:
                 inputs = shapes, ";".join(["float"] * len(shapes.split(";")))
-                run.call(host, host + 4 * US, name, inputs=inputs)
+                run.call(host, host + (us if on_host else 4) * US, name, inputs=inputs)
+                if on_host:
+                    host += us * US
+                    continue
                 call = run.api(host + US, host + 2 * US, "cudaLaunchKernel")
                 kernel = "gemm" if "mm" in name else "elementwise_kernel"
                 device = max(device, host + 4 * US)
                 run.task(device, device + us * US, connection=call, kernel=(kernel, name))
                 device, host = device + us * US, host + 5 * US
-            run.step(number, begin, host)
+            if on_host:
+                run.call(begin, host, f"ProfilerStep#{number}")
+            else:
+                run.step(number, begin, host)
     return findings_by_kind(path)
 
 
@@ -143,10 +149,14 @@ def generation(lengths: list[int], layers: int = 4) -> list[list[Op]]:
     ]
 
 
-def test_sequences_that_grow_by_one_position_are_computed_again(tmp_path: Path) -> None:
-    finding = findings_of(tmp_path / "run.db", *generation([*range(1000, 1012)]))["no_kv_cache"]
+@pytest.mark.parametrize("on_host", [False, True])
+def test_sequences_that_grow_by_one_position_are_computed_again(
+    tmp_path: Path, on_host: bool
+) -> None:
+    steps = generation([*range(1000, 1012)])
+    finding = findings_of(tmp_path / "run.db", *steps, on_host=on_host)["no_kv_cache"]
     # Reading the weights stays.
-    assert 4 * (75 + 45) * US < saving_ns(finding) < 4 * (95 + 50) * US
+    assert 4 * (75 + 45) * US < saving_ns(finding) < 4 * (95 + 50 + 5 * on_host) * US
     assert "use_cache=True" in finding.advice
 
 
@@ -157,6 +167,7 @@ def test_each_of_several_generations_is_computed_again(tmp_path: Path) -> None:
     assert saving_ns(finding) == pytest.approx(4 * (85 + 49) * US * 22 / 23, rel=0.15)
 
 
+@pytest.mark.parametrize("on_host", [False, True])
 @pytest.mark.parametrize(
     "lengths",
     [
@@ -170,8 +181,11 @@ def test_each_of_several_generations_is_computed_again(tmp_path: Path) -> None:
         pytest.param([*range(1000, 1006)], id="few"),
     ],
 )
-def test_other_sequences_are_not_computed_again(tmp_path: Path, lengths: list[int]) -> None:
-    assert "no_kv_cache" not in findings_of(tmp_path / "run.db", *generation(lengths))
+def test_other_sequences_are_not_computed_again(
+    tmp_path: Path, lengths: list[int], on_host: bool
+) -> None:
+    steps = generation(lengths)
+    assert "no_kv_cache" not in findings_of(tmp_path / "run.db", *steps, on_host=on_host)
 
 
 @pytest.mark.parametrize(
@@ -203,4 +217,4 @@ def test_products_have_the_sizes_of_their_last_two_matrices(
     ],
 )
 def test_work_of_a_product_is_flops_or_bytes(sizes: tuple[int, int, int, int], work: float) -> None:
-    assert product_rules._Product(*sizes).work == work
+    assert product_rules._Product(*sizes).work() == work

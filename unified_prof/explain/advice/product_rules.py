@@ -6,11 +6,13 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import groupby, pairwise
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.arrays import intervals
+from unified_prof.arrays.grouping import Ints
 from unified_prof.explain.advice.device_context import Cause, DeviceContext, matrix_kernels
 from unified_prof.explain.advice.idle_segments import TAIL_NS, WARN_SHARE, percent
 from unified_prof.recording import names
@@ -21,6 +23,7 @@ _SHAPE = re.compile(r"\[(\d+(?:,\d+)*)\]")
 Shape = tuple[int, ...]
 # Multiply-adds in the time in which memory moves an element: about 240 in bf16, 40 in fp32.
 BALANCE = 120
+HOST_BALANCE = 8  # The same of a processor, whose caches hold the weights.
 
 MAX_TASKS = 500_000  # Number of tasks to examine, which limits time and memory.
 
@@ -48,36 +51,30 @@ class _Product(NamedTuple):
             return cls(1, prod(left[:-1]), left[-1], right[-1])
         return cls(prod(left[:-2]), left[-2], left[-1], right[-1])
 
-    @property
-    def work(self) -> float:
-        """Time in elements that memory moves meanwhile, by FLOPs or by bytes."""
+    def work(self, balance: int = BALANCE) -> float:
+        """Return the time in elements that memory moves meanwhile, by FLOPs or by bytes."""
         inputs = self.inner * (self.rows + self.columns)
         elements = inputs + self.rows * self.columns
-        return self.batch * max(self.rows * self.inner * self.columns / BALANCE, elements)
+        return self.batch * max(self.rows * self.inner * self.columns / balance, elements)
 
 
-def _staying(before: Sequence[_Product], after: Sequence[_Product]) -> float:
+def _staying(
+    before: Sequence[_Product], after: Sequence[_Product], balance: int = BALANCE
+) -> float:
     """Return the share of the time that other products take."""
-    new, old = (sum(one.work for one in some) for some in (after, before))
+    new, old = (sum(one.work(balance) for one in some) for some in (after, before))
     return min(new / max(old, 1), 1.0)
 
 
 class _Operations:
-    """Operations outside of backward passes that launched kernels, in call order."""
+    """Operations outside of backward passes, in call order; on a device, those with kernels."""
 
     def __init__(self, context: DeviceContext) -> None:
-        framework, work = context.recording.framework, context.recording.work
+        self.context = context
+        self.host_ns: NDArray[Any] = np.zeros(0)  # Time of each operation without a device.
+        calls = self._of_host() if context.device is None else self._of_device()
+        framework = context.recording.framework
         assert framework is not None
-        tasks = context.tasks
-        call = framework.direct(work.connection[tasks.row])
-        kernels = (tasks.kind == KERNEL) & (call >= 0)
-        self.owner = work.launches.call[tasks.row]
-        forward = np.flatnonzero(kernels & (work.launches.passes[tasks.row] != BACKWARD))
-        forward = forward[:MAX_TASKS]
-        calls, first, number = np.unique(call[forward], return_index=True, return_inverse=True)
-        self.task = forward[first]  # A task of each operation.
-        self.of_task = np.full(len(tasks), -1)
-        self.of_task[forward] = number
         texts, name = framework.names(calls)
         inputs, given = framework.inputs(calls)
         self.names = [texts[one] for one in name.tolist()]
@@ -90,8 +87,33 @@ class _Operations:
             known.setdefault((one, other), _Product.from_shapes(texts[one], shapes[other]))
             for one, other in zip(name.tolist(), given.tolist(), strict=True)
         ]
-        self.context = context
+
+    def _of_host(self) -> Ints:
+        framework, window = self.context.recording.framework, self.context.window
+        assert framework is not None
+        call, passes, time_ns = framework.host_time()
+        rows = np.flatnonzero(intervals.holding(window, framework.start_ns[call]) >= 0)
+        self.trains = bool((passes[rows] == BACKWARD).any())
+        calls, number = np.unique(call[rows], return_inverse=True)
+        self.host_ns = np.bincount(number, time_ns[rows])[:MAX_TASKS]
+        return calls[:MAX_TASKS]
+
+    def _of_device(self) -> Ints:
+        context = self.context
+        framework, work = context.recording.framework, context.recording.work
+        assert framework is not None
+        tasks = context.tasks
+        call = framework.direct(work.connection[tasks.row])
+        kernels = (tasks.kind == KERNEL) & (call >= 0)
+        self.owner = work.launches.call[tasks.row]
+        forward = np.flatnonzero(kernels & (work.launches.passes[tasks.row] != BACKWARD))
+        forward = forward[:MAX_TASKS]
+        calls, first, number = np.unique(call[forward], return_index=True, return_inverse=True)
+        self.task = forward[first]  # A task of each operation.
+        self.of_task = np.full(len(tasks), -1)
+        self.of_task[forward] = number
         self.trains = bool((work.launches.passes[tasks.row] == BACKWARD).any())
+        return calls
 
     def saved_ns(self, shares: dict[int, float]) -> NDArray[np.float64]:
         """Return the time that each task saves by shares of operations, also in their backward.
@@ -118,20 +140,27 @@ class _Operations:
         """Yield a finding about operations of which shares of the time stay."""
         if not shares:
             return
-        saved_ns = self.saved_ns(shares)
+        on_host = self.context.device is None
+        if on_host:
+            saved_ns = (1 - np.array([*shares.values()])) * self.host_ns[[*shares]]
+        else:
+            saved_ns = self.saved_ns(shares)
         rows = np.flatnonzero(saved_ns)
         share = self.context.share(float(saved_ns.sum()))
-        if share >= WARN_SHARE:
-            yield self.context.tasks_finding(
-                text.format(percent(share)),
-                rows,
-                saved_ns[rows],
-                kind=kind,
-                advice=advice,
-                sure="likely",
-                least=WARN_SHARE,
-                figures={"operations": len(shares), "share": round(share, 4)},
-            )
+        if share < WARN_SHARE:
+            return
+        details: dict[str, Any] = {
+            "kind": kind,
+            "advice": advice,
+            "sure": "likely",
+            "least": WARN_SHARE,
+            "figures": {"operations": len(shares), "share": round(share, 4)},
+        }
+        text = text.format(percent(share))
+        if on_host:
+            yield self.context.finding(float(saved_ns.sum()), text, **details)
+        else:
+            yield self.context.tasks_finding(text, rows, saved_ns[rows], **details)
 
 
 def avoidable_products(context: DeviceContext) -> Iterator[Cause]:
@@ -153,6 +182,14 @@ def avoidable_products(context: DeviceContext) -> Iterator[Cause]:
         advice="select the rows before the product: the last position in generation "
         "(logits_to_keep=1), positions with a label in training",
     )
+    yield from repeated_sequences(context, operations)
+
+
+def repeated_sequences(
+    context: DeviceContext, operations: _Operations | None = None
+) -> Iterator[Cause]:
+    """Find generation that computes earlier positions again, with or without a device."""
+    operations = operations or _Operations(context)
     yield from operations.causes(
         _repeated_sequences(operations),
         "no KV cache: {} of the time is for positions that were computed before",
@@ -262,7 +299,8 @@ def _repeated_sequences(operations: _Operations) -> dict[int, float]:
         for at, product in zip(found, products, strict=True):
             if product is not None and product.rows > runs[0][0]:
                 rows_of[at] = product.rows
-                result[at] = _staying((product,), (product._replace(rows=new),))
+                balance = BALANCE if operations.context.device else HOST_BALANCE
+                result[at] = _staying((product,), (product._replace(rows=new),), balance)
     if result:
         first = min(result)
         last = np.maximum.accumulate(np.where(rows_of > 0, np.arange(len(rows_of)), first))

@@ -139,6 +139,8 @@ def operations_of_steps(context: DeviceContext) -> Iterator[Cause]:
     anywhere = (rules.unfused_chains, rules.costly_operations, rules.time_between_operations)
     yield from host_only.evaluate(context, anywhere, in_steps=(rules.loops,))
     yield from host_only.by_inputs(context)
+    if context.device is None:
+        yield from product_rules.repeated_sequences(context)
 
 
 _COLLECTIVES = both(device, tables("COMMUNICATION_OP", why="no collectives recorded"))
