@@ -124,7 +124,8 @@ TABLE = "1000,8"
 @pytest.mark.parametrize(
     ("shape", "types", "indices", "weight", "expected"),
     [
-        ("64,64;64,64", "float;float", 20, None, {"dense_embedding": 8 * 0.98}),
+        ("64,64;64,64", "float;float", 20, None, {"dense_embedding": 7 * 0.98}),
+        ("64,64;64,64", "float;float", 20, "frozen", {}),
         ("64,64;64,64", "float;float", 400, None, {}),  # most rows are used
         ("64,64;64,64", "float;float", 20, TABLE, {}),  # the table is the weight of a product, too
         ("64,64;64,64", "double;double", 600, None, {"double_precision": 0.5 * 9}),
@@ -139,18 +140,20 @@ def test_inputs_show_dense_gradients_and_double_precision(
     weight: str | None,
     expected: dict[str, float],
 ) -> None:
+    frozen = weight == "frozen"
     with FaultyRun(tmp_path / "run.db") as run:
         for step in range(5):
             begin = step * 20 * MS
             run.call(begin, begin + 20 * MS, f"ProfilerStep#{step}")
             run.call(begin + MS, begin + 10 * MS, "aten::mm", inputs=(shape, types))
-            if weight:
+            if weight == TABLE:
                 run.call(begin, begin + MS, "aten::linear", inputs=(f"9,8;{weight}", types))
             lookup, row = (f"{TABLE};{indices}", "float;long int"), begin + 10 * MS
-            run.call(row, row + MS, "aten::embedding", inputs=lookup)
+            run.call(row, row + (3 if frozen else 1) * MS, "aten::embedding", inputs=lookup)
             run.call(row + MS, row + 3 * MS, "aten::embedding_dense_backward")
             run.call(row + 3 * MS, row + 10 * MS, "Optimizer.step#SGD.step", kind=API_MARK)
-            run.call(row + 3 * MS, row + 10 * MS, "aten::add_", inputs=(TABLE, "float"))
+            updated = "99,9" if frozen else TABLE
+            run.call(row + 3 * MS, row + 10 * MS, "aten::add_", inputs=(updated, "float"))
     found = findings_by_kind(tmp_path / "run.db")
     kinds = "dense_embedding", "double_precision"
     assert {kind: saving_ns(found[kind]) / MS for kind in kinds if kind in found} == pytest.approx(

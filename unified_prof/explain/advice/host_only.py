@@ -29,6 +29,7 @@ from unified_prof.explain.advice.tracked_operations import (
 )
 from unified_prof.recording import names
 from unified_prof.recording.calls import Calls
+from unified_prof.recording.framework import FORWARD
 from unified_prof.recording.model import Finding, Gaps, Step
 from unified_prof.recording.python_frames import ENGINE_PREFIX, user_frame
 from unified_prof.recording.steps import step_of
@@ -78,7 +79,7 @@ def by_inputs(context: DeviceContext) -> Iterator[Cause]:
     framework = context.recording.framework
     if context.device is not None or framework is None:
         return
-    call, _, time_ns = framework.host_time()
+    call, passes, time_ns = framework.host_time()
     rows = np.flatnonzero(intervals.holding(context.window, framework.start_ns[call]) >= 0)
     inputs, given = framework.inputs(call[rows])
     input_ns = np.bincount(given, time_ns[rows], len(inputs))
@@ -108,7 +109,8 @@ def by_inputs(context: DeviceContext) -> Iterator[Cause]:
         elif names.PRODUCT(texts[number]):
             # As the weight of a product, a table has a dense gradient.
             dense.update(*((f"{a},{b}", f"{b},{a}") for a, b in _MATRIX.findall(text)))
-    lost_ns = 0.0
+    lost_ns, later_ns = 0.0, time_ns[rows] * (passes[rows] != FORWARD)
+    input_ns = np.bincount(given, later_ns, len(inputs))  # of gradients and the optimizer
     for table, indices in used.items():
         unused = 1 - indices / context.step_count / int(table.split(",")[0])
         if table not in dense and unused >= 1 - 1 / FEW:
