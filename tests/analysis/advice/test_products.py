@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -17,27 +18,21 @@ Op = tuple[str, str, int]
 """Name, shapes of inputs, and µs of the kernel; `name <` is backward of the operation before."""
 
 
-def findings_of(path: Path, *steps: list[Op], on_host: bool = False) -> dict[str, Finding]:
-    """Write steps of operations that the host launches early, or runs; return findings by kind."""
+def findings_of(path: Path, *steps: list[Op]) -> dict[str, Finding]:
+    """Write steps of operations that the host launches early; return findings by kind."""
     with FaultyRun(path) as run:
         host = device = 0
         for number, operations in enumerate(steps):
             begin = host
             for name, shapes, us in operations:
                 inputs = shapes, ";".join(["float"] * len(shapes.split(";")))
-                run.call(host, host + (us if on_host else 4) * US, name, inputs=inputs)
-                if on_host:
-                    host += us * US
-                    continue
+                run.call(host, host + 4 * US, name, inputs=inputs)
                 call = run.api(host + US, host + 2 * US, "cudaLaunchKernel")
                 kernel = "gemm" if "mm" in name else "elementwise_kernel"
                 device = max(device, host + 4 * US)
                 run.task(device, device + us * US, connection=call, kernel=(kernel, name))
                 device, host = device + us * US, host + 5 * US
-            if on_host:
-                run.call(begin, host, f"ProfilerStep#{number}")
-            else:
-                run.step(number, begin, host)
+            run.step(number, begin, host)
     return findings_by_kind(path)
 
 
@@ -149,14 +144,27 @@ def generation(lengths: list[int], layers: int = 4) -> list[list[Op]]:
     ]
 
 
-@pytest.mark.parametrize("on_host", [False, True])
+def host_findings(path: Path, *steps: list[Op]) -> dict[str, Finding]:
+    """Write steps of operations that the host runs, in the time of their kernels."""
+    with FaultyRun(path) as run:
+        end = 0
+        for number, operations in enumerate(steps):
+            length = sum(us for _, _, us in operations) * US
+            run.call(end, end + length, f"ProfilerStep#{number}")
+            for name, shapes, us in operations:
+                inputs = shapes, ";".join(["float"] * len(shapes.split(";")))
+                run.call(end, end + us * US, name, inputs=inputs)
+                end += us * US
+    return findings_by_kind(path)
+
+
+@pytest.mark.parametrize("write", [findings_of, host_findings])
 def test_sequences_that_grow_by_one_position_are_computed_again(
-    tmp_path: Path, on_host: bool
+    tmp_path: Path, write: Callable[..., dict[str, Finding]]
 ) -> None:
-    steps = generation([*range(1000, 1012)])
-    finding = findings_of(tmp_path / "run.db", *steps, on_host=on_host)["no_kv_cache"]
+    finding = write(tmp_path / "run.db", *generation([*range(1000, 1012)]))["no_kv_cache"]
     # Reading the weights stays.
-    assert 4 * (75 + 45) * US < saving_ns(finding) < 4 * (95 + 50 + 5 * on_host) * US
+    assert 4 * (75 + 45) * US < saving_ns(finding) < 4 * (100 + 50) * US
     assert "use_cache=True" in finding.advice
 
 
@@ -167,7 +175,6 @@ def test_each_of_several_generations_is_computed_again(tmp_path: Path) -> None:
     assert saving_ns(finding) == pytest.approx(4 * (85 + 49) * US * 22 / 23, rel=0.15)
 
 
-@pytest.mark.parametrize("on_host", [False, True])
 @pytest.mark.parametrize(
     "lengths",
     [
@@ -181,11 +188,10 @@ def test_each_of_several_generations_is_computed_again(tmp_path: Path) -> None:
         pytest.param([*range(1000, 1006)], id="few"),
     ],
 )
-def test_other_sequences_are_not_computed_again(
-    tmp_path: Path, lengths: list[int], on_host: bool
-) -> None:
-    steps = generation(lengths)
-    assert "no_kv_cache" not in findings_of(tmp_path / "run.db", *steps, on_host=on_host)
+def test_other_sequences_are_not_computed_again(tmp_path: Path, lengths: list[int]) -> None:
+    for write in (findings_of, host_findings):
+        found = write(tmp_path / f"{write.__name__}.db", *generation(lengths))
+        assert "no_kv_cache" not in found
 
 
 @pytest.mark.parametrize(
@@ -217,4 +223,4 @@ def test_products_have_the_sizes_of_their_last_two_matrices(
     ],
 )
 def test_work_of_a_product_is_flops_or_bytes(sizes: tuple[int, int, int, int], work: float) -> None:
-    assert product_rules._Product(*sizes).work() == work
+    assert product_rules._Product(*sizes).work == work

@@ -51,8 +51,13 @@ class _Product(NamedTuple):
             return cls(1, prod(left[:-1]), left[-1], right[-1])
         return cls(prod(left[:-2]), left[-2], left[-1], right[-1])
 
-    def work(self, balance: int = BALANCE) -> float:
-        """Return the time in elements that memory moves meanwhile, by FLOPs or by bytes."""
+    @property
+    def work(self) -> float:
+        """Time in elements that memory moves meanwhile, by FLOPs or by bytes."""
+        return self.time(BALANCE)
+
+    def time(self, balance: int) -> float:
+        """Return `work` of a device with another balance."""
         inputs = self.inner * (self.rows + self.columns)
         elements = inputs + self.rows * self.columns
         return self.batch * max(self.rows * self.inner * self.columns / balance, elements)
@@ -62,7 +67,7 @@ def _staying(
     before: Sequence[_Product], after: Sequence[_Product], balance: int = BALANCE
 ) -> float:
     """Return the share of the time that other products take."""
-    new, old = (sum(one.work(balance) for one in some) for some in (after, before))
+    new, old = (sum(one.time(balance) for one in some) for some in (after, before))
     return min(new / max(old, 1), 1.0)
 
 
