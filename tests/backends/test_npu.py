@@ -17,9 +17,9 @@ import pytest
 
 from tests.backends import stand_in_msprof
 from tests.backends.contract import BackendContract
-from unified_prof.backends import msprof_outcome, msprof_process
+from unified_prof.backends import cann, msprof_outcome
+from unified_prof.backends.cann import ProcessResult
 from unified_prof.backends.msprof_outcome import WorkloadWatch
-from unified_prof.backends.msprof_process import ProcessResult
 from unified_prof.backends.npu import NpuBackend
 from unified_prof.base.run_spec import MEMORY, RUN_TIME, TIMELINE, Capture, RunSpec
 from unified_prof.errors import DeviceUnavailableError, OutputError, UsageError
@@ -567,4 +567,4 @@ def test_processes_of_a_group_are_found_without_its_leader() -> None:
             stack.callback(child.kill)
             group = group or child.pid
             found.append(child.pid)
-        assert sorted(msprof_process._others_of(group)) == found[1:]
+        assert sorted(cann._others_of(group)) == found[1:]

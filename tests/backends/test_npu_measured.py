@@ -18,7 +18,7 @@ from tests import processes
 from tests.backends.test_npu import CPU_FOR_NPU, modules, msprof, spec_of
 from tests.records import tracked_run
 from tests.sql import run_facts
-from unified_prof.backends import msprof_process, npu_launcher
+from unified_prof.backends import cann, npu_launcher
 from unified_prof.backends.npu import NpuBackend
 from unified_prof.backends.npu_launcher import MeasurementRelay, Result
 from unified_prof.base.run_spec import (
@@ -171,11 +171,11 @@ def test_signals_reach_the_workload_before_msprof(
 
     for name in ("kill", "killpg"):
         monkeypatch.setattr(os, name, partial(send, name))
-    monkeypatch.setattr(msprof_process, "_others_of", lambda group: others if group == 5 else [])
-    signals = msprof_process._Signals(polite=polite, workload_runs=lambda: True)
+    monkeypatch.setattr(cann, "_others_of", lambda group: others if group == 5 else [])
+    signals = cann._Signals(polite=polite, workload_runs=lambda: True)
     with pytest.raises(KeyboardInterrupt):
         signals._forward(SIGINT, None)
-    signals = msprof_process._Signals(polite=polite, workload_runs=lambda: bool(others))
+    signals = cann._Signals(polite=polite, workload_runs=lambda: bool(others))
     signals.process = SimpleNamespace(pid=5)  # type: ignore[assignment]
     for number in numbers:
         signals._forward(number, None)

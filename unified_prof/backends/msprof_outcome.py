@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import IO
 
 from unified_prof.backends import cann
-from unified_prof.backends.msprof_process import ProcessResult, run_group
+from unified_prof.backends.cann import ProcessResult, run_group
 from unified_prof.errors import CaptureError, DeviceUnavailableError, OutputError, UprofError
 
 # Exit statuses of msprof; 0 does not mean success.

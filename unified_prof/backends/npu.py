@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from unified_prof.backends import cann, msprof_outcome
+from unified_prof.backends.cann import DeferredOutput, Feed, ProcessResult, run_group
 from unified_prof.backends.msprof_outcome import STARTED_FILE, Exporter, WorkloadWatch
 from unified_prof.backends.msprof_plan import BY_NAME, Offer, Plan, detect_offer, plan
-from unified_prof.backends.msprof_process import DeferredOutput, Feed, ProcessResult, run_group
 from unified_prof.backends.npu_launcher import MeasurementRelay, Result, read_result
 from unified_prof.backends.registry import check_options
 from unified_prof.backends.torch_device import DEVICE_VARIABLE
@@ -391,7 +391,13 @@ def _check(spec: RunSpec) -> tuple[Plan, Offer]:
     resolve(MSPROF, str(spec.options.get("schema") or "documented"))
     cann.check_path(spec.output_dir.resolve(), "the output directory")
     if pid := spec.options.get("pid"):
-        _check_pid(pid, spec.options)
+        text = str(pid)
+        if not (text.isascii() and text.isdecimal() and int(text) > 0):
+            raise UsageError(f"--pid: expected a process id, found {text!r}", slug="cannot-attach")
+        if not Path(f"/proc/{text}").is_dir() and Path("/proc").is_dir():
+            raise UsageError(f"--pid {text}: no such process", slug="cannot-attach")
+        if "delay" in spec.options:
+            raise UsageError("--delay cannot be combined with --pid", slug="option-without-effect")
     else:
         _check_target(spec)
     name = spec.options.get("npu_chip")
@@ -419,16 +425,6 @@ def _without(plan: Plan, offer: Offer) -> str:
     """Return a note about the omitted options of the preset."""
     what = ", ".join(plan.dropped)
     return f"--preset {plan.preset} without {what}: not supported by msprof {offer.place}"
-
-
-def _check_pid(pid: object, options: Mapping[str, object]) -> None:
-    text = str(pid)
-    if not (text.isascii() and text.isdecimal() and int(text) > 0):
-        raise UsageError(f"--pid: expected a process id, found {text!r}", slug="cannot-attach")
-    if not Path(f"/proc/{text}").is_dir() and Path("/proc").is_dir():
-        raise UsageError(f"--pid {text}: no such process", slug="cannot-attach")
-    if "delay" in options:
-        raise UsageError("--delay cannot be combined with --pid", slug="option-without-effect")
 
 
 def _check_target(spec: RunSpec) -> None:

@@ -58,7 +58,13 @@ def load(data: bytes, *, where: str) -> Run:
     large, or of an unknown version.
     """
     try:
-        raw = _unpacked(data)
+        unpacker = zlib.decompressobj()
+        raw = unpacker.decompress(data, _MAX_BYTES)
+        if not unpacker.eof:
+            expands = len(raw) >= _MAX_BYTES
+            raise ValueError(
+                f"it expands to more than {_MAX_BYTES:,} bytes" if expands else "cut off"
+            )
         version = msgspec.msgpack.decode(raw, type=_Version).version
         if not _SINCE <= version <= _VERSION:
             raise StoreError(
@@ -73,15 +79,6 @@ def load(data: bytes, *, where: str) -> Run:
 
 class _Version(msgspec.Struct):
     version: int
-
-
-def _unpacked(data: bytes) -> bytes:
-    unpacker = zlib.decompressobj()
-    raw = unpacker.decompress(data, _MAX_BYTES)
-    if not unpacker.eof:
-        expands = len(raw) >= _MAX_BYTES
-        raise ValueError(f"it expands to more than {_MAX_BYTES:,} bytes" if expands else "cut off")
-    return raw
 
 
 def _plain(value: object) -> Any:

@@ -297,6 +297,7 @@ class Tables:
         ]
         return self._sorted(lines)
 
+    @cached_property
     def kernels_of_operations(self) -> dict[int, tuple[Line, ...]]:
         """Return the kernels of each pair of operations, by operation number."""
         return self._under(self._numbers, "kernel", "(unnamed)")
@@ -492,11 +493,7 @@ class DeviceDifference(Displayed):
 
     def kernels_of(self, operation: Line) -> tuple[Line, ...]:
         """Return the kernels of a row of `operations`."""
-        return self._kernels_of.get(operation.number, ())
-
-    @cached_property
-    def _kernels_of(self) -> dict[int, tuple[Line, ...]]:
-        return self.tables.kernels_of_operations()
+        return self.tables.kernels_of_operations.get(operation.number, ())
 
     def change_ns(self, line: Line) -> float:
         """Return the change of a row per step of one device."""

@@ -338,13 +338,10 @@ def _judge_times(
     def large(shift: Shift) -> bool:
         return shift.new - shift.base > min_abs
 
-    def certainly_small(shift: Shift) -> bool:
-        return shift.high <= ruled_out or shift.base * (shift.high - 1) <= min_abs
-
     if decisive.ratio <= bound or not large(decisive):
         if other.low > bound and large(other):
             return "inconclusive", contrary
-        if not certainly_small(decisive):
+        if decisive.high > ruled_out and decisive.base * (decisive.high - 1) > min_abs:
             return "inconclusive", f"{change}, but {_interval_text(decisive)}"
         if decisive.ratio <= bound:
             # The limit that these samples would still have passed.

@@ -40,6 +40,7 @@ BLOCK_SHARE = 0.36
 MIN_SHARE = 0.8  # Share of the threshold that the change must have reached by then.
 
 GROWTH_JOINED = 3  # Blocks that are joined to the shortest one in which growth is found.
+GROWTH = 0.02  # Growth within the blocks to report, over the memory at their beginning.
 GROWTH_BLOCKS = 12  # Minima that must grow one after the other.
 GROWTH_LEVELS = 16  # Block lengths, each twice the one before.
 MIN_GROWTH_BYTES = 8 << 20
@@ -92,16 +93,13 @@ class StepChanges:
     Args:
         slow_factor: Length of a slow step over the median.
         drift_percent: Increase of the length of steps to report.
-        growth_percent: Growth within the 12 blocks to report, over the memory at their beginning.
 
     Attributes:
         slow_limit_ns: Length from which a step is slow; `sys.maxsize` before 40 steps are known.
         usual_ns: Median length of the last 100 steps.
     """
 
-    def __init__(
-        self, *, slow_factor: float = 2.0, drift_percent: float = 10.0, growth_percent: float = 2.0
-    ) -> None:
+    def __init__(self, *, slow_factor: float = 2.0, drift_percent: float = 10.0) -> None:
         self.slow_limit_ns = sys.maxsize
         self.usual_ns = 0
         self._episodes: deque[_Episode] = deque(maxlen=EPISODES)
@@ -111,7 +109,7 @@ class StepChanges:
         self._usual: list[StepRow] = []
         self._block: list[StepRow] = []
         self._drift = _Drift(math.log1p(drift_percent / 100))
-        self._growth = _Growth(growth_percent / 100)
+        self._growth = _Growth()
 
     def is_unusual(self, step: int, length_ns: int) -> bool:
         """Return True if a step longer than `slow_limit_ns` is to be reported.
@@ -269,8 +267,7 @@ class _Drift:
 class _Growth:
     """Minima of memory in blocks of several lengths."""
 
-    def __init__(self, threshold: float) -> None:
-        self._threshold = threshold
+    def __init__(self) -> None:
         self._reported_bytes = 0.0
         self._waiting: list[tuple[int, int]] = []
         self._clear()
@@ -315,7 +312,7 @@ class _Growth:
         if (
             len(minima) < GROWTH_BLOCKS
             or min(growth) <= 0
-            or total < max(self._threshold * minima[0][1], MIN_GROWTH_BYTES)
+            or total < max(GROWTH * minima[0][1], MIN_GROWTH_BYTES)
             or max(growth) > MAX_JUMP * total / len(growth)
             or late < LATE_SHARE * sum(growth[:half])
         ):

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from unified_prof.arrays.grouping import Ints
 from unified_prof.base.text import CAPTURE_FACT, most_alike, shared_prefix
 from unified_prof.errors import UprofError, UsageError
-from unified_prof.explain import basic_breakdowns, critical_path, stacks
+from unified_prof.explain import basic_breakdowns, critical_path
 from unified_prof.explain.advice import registry
 from unified_prof.explain.critical_path import limits
 from unified_prof.explain.report_questions import Analysis, Candidate, Change, WhatIfResult
@@ -232,11 +232,11 @@ class MsprofAnalysis(Analysis):
     @cached_property
     def measures(self) -> tuple[str, ...]:
         """Weights of `stacks`."""
-        return stacks.measures(self.recording)
+        return basic_breakdowns.measures(self.recording)
 
     def stacks(self, measure: str, by: Place | None = None) -> Stacks:
         """Return the call stacks of device time, host time or allocations."""
-        return stacks.stacks(self.recording, measure, by)
+        return basic_breakdowns.stacks(self.recording, measure, by)
 
     def input_types(self) -> dict[str, tuple[str, ...]]:
         """Return the dtypes of the inputs of each operation by name, of host-only recordings."""

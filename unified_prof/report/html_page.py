@@ -92,7 +92,7 @@ def _report(analysis: Analysis, request: ReportRequest, blocks: int) -> dict[str
         breakdown["rows"] = page_rows(breakdown["rows"])
     for anomaly, found in zip(figures["anomalies"], shown.summary.anomalies, strict=True):
         anomaly["words"] = anomaly_name(found.name)
-    trees = page_trees(analysis)
+    trees = [_tree(tree) for tree in analysis_trees(analysis)]
     over_time = page_timeline(analysis, blocks)
     words = {
         by: {"title": kind.title, "detail": kind.detailed, "count": kind.counted}
@@ -223,12 +223,8 @@ def _date_of(time_ns: int) -> str | None:
     return datetime.fromtimestamp(time_ns // 1_000_000_000, timezone.utc).strftime("%Y-%m-%d")
 
 
-def page_trees(analysis: Analysis) -> list[dict[str, Any]]:
-    """Return the breakdown trees as columns, without nodes too small to draw."""
-    return [_tree(tree) for tree in analysis_trees(analysis)]
-
-
 def _tree(tree: Tree) -> dict[str, Any]:
+    """Return a breakdown tree as columns, without nodes too small to draw."""
     whole = tree.nodes[0].values
     names: list[str] = []
     parents: list[int] = []

@@ -257,16 +257,13 @@ _SIZE_FIGURES: tuple[Figure[SizeChange], ...] = (
 )
 
 
-def _format_metric(metric: str, value: float) -> str:
-    return (names.format_size if metric == PEAK else names.format_duration)(value)
-
-
 def difference_headline(difference: Difference) -> list[tuple[str, str]]:
     """Return the headline figures as (label, text)."""
     lines = [
         (
             metric,
-            f"{_format_metric(metric, found.new_median)} on both sides"
+            f"{(names.format_size if metric == PEAK else names.format_duration)(found.new_median)}"
+            " on both sides"
             if difference.identical
             else comparison_text(found, is_size=metric == PEAK)
             + (_largest_part(difference, found) if metric == TOTAL else ""),

@@ -441,8 +441,10 @@ def _stacks(
     after = table.stack(int(iteration.sites[call]))
     if call == 0:
         return ((), after) if iteration.begins_with_forward else None
-    if call in iteration.pass_starts:
-        return None
+    if call in iteration.optimizer_steps or any(
+        one.calls_before == call for one in iteration.passes
+    ):
+        return None  # a forward pass begins
     before = table.stack(int(iteration.sites[call - 1]))
     # Code outside the model may have loaded data in between.
     return (before, after) if before or iteration.begins_with_forward else None

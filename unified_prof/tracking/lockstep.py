@@ -62,17 +62,12 @@ class TurnTaker(Instrument):
         except OSError:
             answer = ""
         if not answer:  # the gate was killed
-            _end_process_group()
+            if os.getpgid(0) == os.getpid():
+                os.killpg(os.getpid(), signal.SIGKILL)
+            os._exit(1)
         self._left = int(answer)
         self.is_over = not self._left
         self._began = perf_counter_ns(), process_time_ns()
-
-
-def _end_process_group() -> None:
-    """Kill this run and the processes that it started, which are a process group."""
-    if os.getpgid(0) == os.getpid():
-        os.killpg(os.getpid(), signal.SIGKILL)
-    os._exit(1)
 
 
 def _end_with(lifeline: int) -> None:

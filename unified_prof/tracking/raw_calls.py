@@ -443,11 +443,6 @@ class MeasuredIteration:
         waited_ns = waited_within(self.waits, moments)
         return None if waited_ns is None else waited_ns / NS_PER_MS
 
-    @property
-    def pass_starts(self) -> tuple[int, ...]:
-        """Indices of the first call of each forward pass."""
-        return (0, *self.optimizer_steps, *(one.calls_before for one in self.passes))
-
 
 def measure(
     iteration: Iteration, anomalies: Anomalies, sites: Sequence[CallSite]
