@@ -181,11 +181,8 @@ class SavedTensors:
         """Stop measuring; return {call index: saved bytes}.
 
         Bytes that no call saved have the key -1. Returns None if torch does not report saved
-        tensors.
-
-        Args:
-            in_backward: Calls that took part in a backward pass; each is in the result. None means
-                that there was no backward pass yet, so every call may take part in a later one.
+        tensors. Calls that took part in a backward pass (`in_backward`) are in the result; None
+        means that there was no backward pass yet, so every call may take part in a later one.
         """
         if self._hooks is None:
             self._patches.restore()
@@ -470,11 +467,7 @@ class Weights:
     ) -> tuple[SizedWeight, ...]:
         """Return the parameters in use on `device`, each once, in order of registration.
 
-        Args:
-            device: torch device type.
-            names: Names of modules.
-            used: Modules and parameters in use; None means all parameters that modules hold.
-            anomalies: Counts parameters that are excluded.
+        `used` None means all parameters that modules hold; `anomalies` counts excluded ones.
         """
         from torch.nn.parameter import UninitializedParameter
 

@@ -59,11 +59,8 @@ def gap_site(before: Stack, after: Stack) -> GapSite | None:
     """Return the source lines between two operations; None if they are unknown.
 
     If there are whole lines between both operations, these are returned. Otherwise, the line of the
-    second operation is returned, because other code on that line ran before it.
-
-    Args:
-        before: Stack of the first operation; empty if it has no frame in the project.
-        after: Stack of the second operation.
+    second operation is returned, because other code on that line ran before it. Stacks of
+    operations without a frame in the project are empty.
     """
     for entry, lines in _between(list(_outermost_first(before)), list(_outermost_first(after))):
         if lines and entry.path is not None:
@@ -117,12 +114,7 @@ class ReportRegions:
     """Regions of a report: those around its entries, and those that the program opened itself.
 
     torch also opens regions, for example around optimizer steps and data loading. They are left out
-    if they contain no operation of the report.
-
-    Args:
-        regions: All regions of the run.
-        entries: Entries of the report, with numbers of `regions`.
-        reference: Iteration that the report shows.
+    if they contain no operation of the report. `reference` is the iteration that it shows.
     """
 
     def __init__(
@@ -199,12 +191,9 @@ class SiteTable:
         self._gaps: dict[tuple[Stack, Stack], GapSite | None] = {}
 
     def site(self, number: int, *, with_setup: bool = False) -> Site:
-        """Return the site of a call site.
+        """Return the site of a call site by its number in `CallSites`.
 
-        Args:
-            number: Number in `CallSites`.
-            with_setup: True if the iteration contains the program's setup; operations in
-                constructors are then left out.
+        If the iteration contains the program's setup, operations in constructors are left out.
         """
         key = (with_setup, number)
         site = self._known.get(key)

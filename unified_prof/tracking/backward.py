@@ -301,11 +301,8 @@ def run_backward(
 def recomputing(recorder: Recorder, frame: Any) -> Iterator[None]:
     """Record the calls in the block as the recomputation of a checkpointed function.
 
-    Its time is not charged to the node that needs the saved tensor.
-
-    Args:
-        recorder: Recorder of the running backward pass.
-        frame: State of the function's first run, kept by `torch.utils.checkpoint`.
+    Its time is not charged to the node that needs the saved tensor. `frame` is the state of the
+    function's first run, kept by `torch.utils.checkpoint`.
     """
     assert recorder.timers is not None
     iteration, timers = recorder.iteration, recorder.timers

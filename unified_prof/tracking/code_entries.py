@@ -87,9 +87,7 @@ class Project:
     def included_path(self, filename: str, module: object) -> str | None:
         """Return the path of a file relative to the parent of its included package, or None.
 
-        Args:
-            filename: File to look up.
-            module: `__name__` of the imported module.
+        `module` is the `__name__` of the module that was imported from it.
         """
         if not isinstance(module, str):
             return None

@@ -218,12 +218,7 @@ def _cpu_name() -> str:
 
 
 class GraphReplays:
-    """Counts replays of captured graphs on one kind of device.
-
-    Args:
-        device: Kind of device.
-        is_measuring: Returns True while a measurement is in progress.
-    """
+    """Counts replays of captured graphs on one kind of device while `is_measuring()` is true."""
 
     def __init__(self, device: Device, is_measuring: Callable[[], bool]) -> None:
         self._graph_type: Any = getattr(device.module, f"{device.kind.upper()}Graph", None)

@@ -205,8 +205,7 @@ class Saving:
     def when_due(self, measured: object) -> Iterator[bool]:
         """Context manager that yields True if the block should save, and times the block.
 
-        Args:
-            measured: State of the measurement; if it equals the last one, nothing is saved.
+        Nothing is saved if `measured`, the state of the measurement, equals the last one.
         """
         if measured == self._saved or not self._can_be_afforded():
             yield False

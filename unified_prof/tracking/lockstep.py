@@ -24,12 +24,7 @@ COUNTED_ITERATIONS = 2  # Number of iterations whose counts must be equal.
 
 
 class TurnTaker(Instrument):
-    """Lets iterations run only when it is this run's turn.
-
-    Args:
-        turns: Pipes to the gate.
-        synchronize: Waits for the device; None on a host.
-    """
+    """Lets iterations run only when it is this run's turn; `synchronize` is None on a host."""
 
     def __init__(self, turns: Turns, synchronize: Callable[[], None] | None) -> None:
         self._turns = turns

@@ -223,11 +223,8 @@ class ProfiledPeak(PeakMeter):
     ) -> dict[int, int]:
         """Return the peak while each region was open.
 
-        Args:
-            times: Times at which the allocated bytes changed.
-            levels: Allocated bytes after each change, relative to the start.
-            changes: Times at which regions opened or closed.
-            innermost: Innermost region before each of these changes, and at the end.
+        `levels` are the allocated bytes after each of `times`, relative to the start, `innermost`
+        the innermost region before each of `changes` of regions, and at the end.
         """
         # Each interval begins with the level at the end of the one before.
         ends = [max(1, bisect_left(times, one)) for one in changes]

@@ -86,13 +86,7 @@ def find_program(asked: RunSpec) -> Program:
 def check_script(target: str, arguments: Sequence[str], *, syntax: bool) -> bool:
     """Return False after printing Python's message if a script is not valid Python.
 
-    Args:
-        target: Path of the script.
-        arguments: Arguments of the script.
-        syntax: If False, only check that the script exists.
-
-    Raises:
-        UsageError: The script does not exist.
+    Unless `syntax`, only check that it exists. Raises UsageError if it does not.
     """
     path = Path(target)
     if not path.exists():

@@ -90,12 +90,9 @@ class ModuleNames:
         return named if named is not None and named.module() is module else None
 
     def name(self, module: Any, running: Sequence[Any] | None) -> NamedModule:
-        """Name a module that runs for the first time.
+        """Name a module that runs for the first time, within `running` modules, outermost first.
 
-        Args:
-            module: Module to name.
-            running: Running modules, outermost first; None if one of them is under construction, so
-                that the parent of the module is unknown.
+        `running` is None if one of them is under construction, so that the parent is unknown.
         """
         if running is None:
             return self._under_construction.setdefault(type(module).__name__, NamedModule(module))

@@ -157,13 +157,9 @@ class RegionWatch:
             around = one.region
 
     def _opens(self, key: object, name: object, frame: FrameType | None, owner: Any = None) -> None:
-        """Record that a region opens.
+        """Record that a frame (None: the program) opens a region.
 
-        Args:
-            key: Identifies the call that closes it.
-            name: Name of the region.
-            frame: Frame that opens it; None means the program.
-            owner: Object whose deletion closes the region if it is still open.
+        The call with `key`, or the deletion of `owner`, closes it.
         """
         package = _package_of(frame)
         text = str(name)

@@ -50,12 +50,7 @@ _MAX_SOURCES, _MAX_SOURCE_BYTES = 200, 4 << 20  # Limits of the source files who
 
 
 class Results:
-    """Creates the records of a session without changing the session.
-
-    Args:
-        session: Session with measurements.
-        complete: True if everything requested was measured.
-    """
+    """Creates the records of a session without changing it; `complete`: all of it was measured."""
 
     def __init__(self, session: Session, *, complete: bool) -> None:
         self._session = session

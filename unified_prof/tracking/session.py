@@ -120,11 +120,9 @@ class Session:
         """Return the stages of the measurement.
 
         Run time and memory are measured in different iterations, so that the measurements do not
-        affect each other. One sample of the run time comes first, for programs that end early.
-
-        Args:
-            setup_first: True if the first iteration contains the program's setup. It counts as
-                warm-up, and is reported if no other iteration is complete.
+        affect each other. One sample of the run time comes first, for programs that end early. If
+        `setup_first`, the first iteration contains the program's setup: it counts as warm-up, and
+        is reported if no other iteration is complete.
         """
         asked = self.spec
         stages = []
@@ -196,8 +194,7 @@ class Session:
     def _save(self, running: Sequence[Instrument]) -> None:
         """Pass the result so far to `RunSpec.on_partial`, in case the process is killed.
 
-        Args:
-            running: Instruments that are running; only trackers tolerate the delay of saving.
+        Of the `running` instruments, only trackers tolerate the delay of saving.
         """
         trackers = (self.first_iteration, self.run_time, self.memory)
         hand_over = self.spec.on_partial
@@ -318,13 +315,8 @@ class Session:
         """Return the result of the complete iterations; None if there are none.
 
         This can be called at any time on the tracked thread, and changes nothing. After `measured`
-        was called, the result remains the same.
-
-        Args:
-            complete: True if everything requested was measured.
-
-        Raises:
-            CaptureError: Iterations are complete, but contain nothing to measure.
+        was called, the result remains the same. `complete` is True if everything requested was
+        measured. Raises CaptureError if iterations are complete, but contain nothing to measure.
         """
         if self._final is not None:
             return self._final

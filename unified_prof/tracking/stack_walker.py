@@ -109,15 +109,12 @@ class StackWalker:
         The results of project frames without one are derived from those of their callers, and
         attached to the frames until `forget_frames`.
 
-        Args:
-            frame: Frame that calls torch.
-            find: Returns the record of a module; None if there is none.
-
         Returns:
-            None if a module has no record, otherwise two values: the result of the project frame
-            (of no frame, if the project does not call torch), and a key that distinguishes calls
-            from it: its instruction, the library's call of torch, frames in between that have no
-            result, such as those of generators, and the innermost module in between.
+            None if `find` has no record of a module, otherwise two values: the result of the
+            project frame (of no frame, if the project does not call torch), and a key that
+            distinguishes calls from it: its instruction, the library's call of torch, frames in
+            between that have no result, such as those of generators, and the innermost module in
+            between.
         """
         entries, module_type = self._entries, self._module_type
         steps: tuple[Any, ...] = ()
