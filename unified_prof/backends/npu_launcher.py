@@ -15,8 +15,8 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 from unified_prof.base.run_spec import Capture, RunSpec, TrackedRun
@@ -146,7 +146,7 @@ class MarkIterations(Instrument):
         """Import the mstx package, or set `missing`."""
         for name in _SOURCES:
             try:
-                source = _attribute(name)
+                source = resolve_name(name)
                 self._start, self._end = source.range_start, source.range_end
             except (ImportError, AttributeError):
                 continue
@@ -167,15 +167,6 @@ class MarkIterations(Instrument):
     def stop(self, complete: bool) -> None:
         """Close the open range, if an error left one open."""
         self.end_iteration(-1)
-
-
-def _attribute(dotted: str) -> Any:
-    """Return the object `a.b.c`; the last names may be attributes of a module."""
-    module, *rest = dotted.split(".")
-    found: Any = import_module(module)
-    for name in rest:
-        found = getattr(found, name)
-    return found
 
 
 _REPORTED_ERRORS = (UsageError, DeviceUnavailableError, CaptureError, MeasuringError)

@@ -11,11 +11,12 @@ Uses the package that the program has imported; `lightning` if it has imported b
 from __future__ import annotations
 
 import importlib.util
+import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from unified_prof.integrations.measurement import Measurement, is_imported
+from unified_prof.integrations.measurement import Measurement
 
 _EPOCH = "run_training_epoch"
 
@@ -29,7 +30,7 @@ def _package() -> Any:
             name="lightning",
         )
     if importlib.util.find_spec("lightning") is None or (
-        is_imported(old) and not is_imported("lightning.pytorch")
+        old in sys.modules and "lightning.pytorch" not in sys.modules
     ):
         return _imported(old)
     return _imported("lightning.pytorch")

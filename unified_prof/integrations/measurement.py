@@ -138,11 +138,6 @@ class Measurement:
         warnings.warn(text, RuntimeWarning, stacklevel=3)
 
 
-def is_imported(package: str) -> bool:
-    """Return True if the program has imported a package."""
-    return package in sys.modules
-
-
 def trace_handler(
     output: str | Path, *, keep_trace: bool = True, now: bool = True
 ) -> Callable[[Any], None]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Protocol
 
 from unified_prof.errors import DeviceUnavailableError, UsageError
-from unified_prof.tracking.driver import Instrument
 from unified_prof.tracking.torch_names import accelerator_kind
 
 if TYPE_CHECKING:
@@ -77,7 +76,6 @@ class LiveTracking:
     Args:
         device: torch device type; None means the current accelerator, or else the CPU.
         spec: What to measure; its reports `run-time` and `memory` use `tracked`.
-        instruments: Further instruments for the measured iterations.
 
     Raises:
         UsageError: Tracking is already active.
@@ -85,14 +83,12 @@ class LiveTracking:
         CaptureError: On exit, if the iterations contained nothing to measure.
     """
 
-    def __init__(
-        self, device: str | None, spec: RunSpec, instruments: Sequence[Instrument] = ()
-    ) -> None:
+    def __init__(self, device: str | None, spec: RunSpec) -> None:
         kind = chosen_device(device)
         from unified_prof.tracking.session import Session
         from unified_prof.tracking.training_loop import TrackedLoop
 
-        self._session = Session(kind, spec, instruments)
+        self._session = Session(kind, spec)
         self._loop = TrackedLoop(self._session)
         self._session.facts["mode"] = "live"
         self.tracked: TrackedRun | None = None
