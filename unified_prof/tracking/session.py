@@ -194,7 +194,7 @@ class Session:
     def _save(self, running: Sequence[Instrument]) -> None:
         """Pass the result so far to `RunSpec.on_partial`, in case the process is killed.
 
-        Of the `running` instruments, only trackers tolerate the delay of saving.
+        Only trackers among the `running` instruments tolerate the delay of saving.
         """
         trackers = (self.first_iteration, self.run_time, self.memory)
         hand_over = self.spec.on_partial
