@@ -8,7 +8,8 @@ import pytest
 
 from tests.processes import python
 from unified_prof.errors import RawFormatError
-from unified_prof.pipeline.flight_recorder import Hang, compare_dumps, dump_files
+from unified_prof.pipeline.flight_recorder import Hang, compare_dumps
+from unified_prof.pipeline.report_input import dump_files
 
 Group = tuple[str, str, list[int]]
 WORLD: Group = ("0", "default_pg", [0, 1, 2, 3])

@@ -24,7 +24,6 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 import click
 
 from unified_prof.base import streams
-from unified_prof.cli.examples import EXAMPLES
 from unified_prof.errors import UsageError
 
 HELP = "--help"
@@ -424,6 +423,8 @@ class _HelpFormatting:
         """Write examples and exit codes."""
         if _page(ctx)[1] is not None:
             return
+        from unified_prof.cli.examples import EXAMPLES  # only help and errors need it
+
         if examples := EXAMPLES.get(" ".join(ctx.command_path.split()[1:])):
             width = max(len(command) for command, _ in examples)
             with formatter.section("Examples"):
@@ -471,6 +472,8 @@ class Command(_HelpFormatting, click.Command):
             ) from None
         except click.MissingParameter as err:
             path = self.replaced_by or " ".join(ctx.command_path.split()[1:])
+            from unified_prof.cli.examples import EXAMPLES
+
             examples = EXAMPLES.get(path, ())[:3]
             lines = ", ".join(f"`{command}`" for command, _ in examples)
             what = f"missing {err.param_type or 'parameter'} {err.param_hint or ''}".strip()

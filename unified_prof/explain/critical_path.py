@@ -8,6 +8,7 @@ without delaying the step.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -17,6 +18,9 @@ from numpy.typing import NDArray
 from unified_prof.arrays import intervals
 from unified_prof.arrays.grouping import Frame, Ints
 from unified_prof.arrays.intervals import IntervalSet
+from unified_prof.errors import UsageError
+from unified_prof.explain import what_if
+from unified_prof.explain.report_questions import Candidate, Change, WhatIfResult
 from unified_prof.explain.schedule import graph
 from unified_prof.explain.schedule.builder import Scheduled, schedule_of
 from unified_prof.explain.schedule.graph import Segments
@@ -414,3 +418,80 @@ BREAKDOWNS = {
         _breakdown,
     )
 }
+
+
+def estimate(
+    recording: Recording, changes: Sequence[Change], *, top: int, device: str | None = None
+) -> WhatIfResult:
+    """Estimate the gain of all changes at once; without changes, of the `top` best candidates.
+
+    Raises:
+        UsageError: No recorded item has one of the names, or nothing was recorded.
+    """
+    scheduled = schedule_of(recording)
+    if scheduled is None:
+        raise UsageError(
+            f"{recording.source.path} has neither device tasks nor host ranges: no time can "
+            "be estimated",
+            slug="no-device-work",
+        )
+    selections = [
+        (
+            (what_if.without if change.factor == what_if.WITHOUT else what_if.select)(
+                recording, change.name
+            ),
+            change.factor,
+        )
+        for change in changes
+    ]
+    moved = None
+    if device is not None:
+        moved, kernels = what_if.estimate(recording, device, selections)
+        selections.append((kernels, what_if.WITHOUT))
+    lengths = scheduled.steps_ns()
+    return WhatIfResult(
+        before_ns=int(lengths.sum()),
+        steps=len(lengths),
+        stepped=any(scheduled.step_names),
+        gain=what_if.gain(recording, selections) if selections else None,
+        candidates=() if selections else tuple(_candidates(recording, top)),
+        limits=tuple(sentence for _, sentence in limits(recording, scheduled)),
+        device=moved,
+    )
+
+
+def _candidates(recording: Recording, top: int) -> list[Candidate]:
+    """Return the gain of each class of time, and of the most expensive items on the path."""
+    path = find_path(recording)
+    assert path is not None
+    rows = [row for row in path.rows() if row.total_ns]
+    class_ns: dict[str, int] = {}
+    for row in rows:
+        class_ns[row.kind] = class_ns.get(row.kind, 0) + (row.total_ns or 0)
+    classes = {what_if.class_name(kind): (kind, total) for kind, total in class_ns.items()}
+    parts = [(name, *classes[name]) for name in classes if name in what_if.CLASSES]
+    named = [row for row in rows if row.kind not in ("input", "launch", "event", "gap")][:top]
+    for row in named:
+        on_host = row.kind in ("host", "synchronising")
+        parts.append((f"host:{row.name}" if on_host else row.name, row.kind, row.total_ns or 0))
+    result = []
+    for name, kind, total in parts:
+        try:
+            selection = what_if.select(recording, name)
+        except UsageError:  # time between operations has no name to select
+            continue
+        if kind == "host" and name not in what_if.CLASSES:
+            # A row of the path is the innermost range; a faster range includes all within it.
+            total = path.host_ns(selection)
+        if (
+            kind == "synchronising"
+            and name not in what_if.CLASSES
+            and path.host_ns(selection) > total
+        ):
+            continue  # a range that does more than wait: its row as host work has its gain
+        gained = what_if.gain(
+            recording, [(selection, what_if.WITHOUT if kind == "synchronising" else 2.0)]
+        )
+        assert gained is not None
+        result.append(Candidate(name, kind, total, gained.gain_ns))
+    return sorted(result, key=lambda one: (-one.gain_ns, one.name))

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import cached_property
 from itertools import islice, starmap
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,16 +16,13 @@ from numpy.typing import NDArray
 from unified_prof.arrays.grouping import Ints
 from unified_prof.base.text import CAPTURE_FACT, most_alike, shared_prefix
 from unified_prof.errors import UprofError, UsageError
-from unified_prof.explain import basic_breakdowns, critical_path
+from unified_prof.explain import basic_breakdowns
 from unified_prof.explain.advice import registry
-from unified_prof.explain.critical_path import limits
-from unified_prof.explain.report_questions import Analysis, Candidate, Change, WhatIfResult
+from unified_prof.explain.report_questions import Analysis, Change, WhatIfResult
 from unified_prof.explain.roofline import breakdown as roofline
 from unified_prof.explain.roofline import peaks
 from unified_prof.explain.roofline.arguments import SIZES, dtype_of, split
-from unified_prof.explain.schedule.builder import schedule_of
-from unified_prof.explain.what_if import CLASSES, WITHOUT, class_name, gain, select, without
-from unified_prof.recording import counters, host_lanes, timeline
+from unified_prof.recording import counters, timeline
 from unified_prof.recording import source as provenance
 from unified_prof.recording.breakdowns import Stacks
 from unified_prof.recording.calls import (
@@ -37,7 +35,6 @@ from unified_prof.recording.calls import (
     kernel_statistics,
 )
 from unified_prof.recording.collectives import Group
-from unified_prof.recording.host_lanes import HostThreads, IdleLane
 from unified_prof.recording.idle import IdleReasons
 from unified_prof.recording.model import (
     KINDS,
@@ -67,6 +64,9 @@ from unified_prof.recording.source import (
 from unified_prof.recording.steps import StepTrace, step_of
 from unified_prof.recording.timeline import Timeline, Track
 from unified_prof.sqlite.reader import open_report
+
+if TYPE_CHECKING:
+    from unified_prof.recording.host_lanes import HostThreads, IdleLane
 
 _NEVER_SOON, _NEVER = np.iinfo(np.int32).max, np.iinfo(np.int64).max
 
@@ -174,12 +174,16 @@ class MsprofAnalysis(Analysis):
 
     def path_track(self) -> Track | None:
         """Return the critical path of the steps as a track."""
+        from unified_prof.explain import critical_path  # most reports need none
+
         return critical_path.track(self.recording)
 
     def what_if(
         self, changes: Sequence[Change], *, top: int = 10, device: str | None = None
     ) -> WhatIfResult:
         """Estimate the gain of changes; without changes, of the best candidates."""
+        from unified_prof.explain.critical_path import estimate
+
         return estimate(self.recording, changes, top=top, device=device)
 
     def groups(self) -> dict[str, Group]:
@@ -280,6 +284,8 @@ class MsprofAnalysis(Analysis):
 
     def host_threads(self, work: Timeline | None, limit: int) -> HostThreads | None:
         """Return ranges of host threads over time."""
+        from unified_prof.recording import host_lanes  # only pages need it
+
         recording = self.recording
         return host_lanes.build(
             recording.framework,
@@ -293,6 +299,8 @@ class MsprofAnalysis(Analysis):
 
     def idle_lanes(self, limit: int) -> tuple[IdleLane, ...]:
         """Return the gaps of the devices with their reasons."""
+        from unified_prof.recording import host_lanes
+
         recording = self.recording
         return host_lanes.build_idle_lanes(recording.idle_time, [*recording.devices], limit)
 
@@ -413,71 +421,3 @@ _CAPTURES = """
     SELECT 1 FROM CANN_API
     WHERE name IN (SELECT id FROM STRING_IDS WHERE value LIKE '%BeginCapture%') LIMIT 1
 """
-
-
-def estimate(
-    recording: Recording, changes: Sequence[Change], *, top: int, device: str | None = None
-) -> WhatIfResult:
-    """Estimate the gain of all changes at once; without changes, of the `top` best candidates.
-
-    Raises:
-        UsageError: No recorded item has one of the names, or nothing was recorded.
-    """
-    scheduled = schedule_of(recording)
-    if scheduled is None:
-        raise UsageError(
-            f"{recording.source.path} has neither device tasks nor host ranges: no time can "
-            "be estimated",
-            slug="no-device-work",
-        )
-    selections = [
-        ((without if change.factor == WITHOUT else select)(recording, change.name), change.factor)
-        for change in changes
-    ]
-    moved = None
-    if device is not None:
-        from unified_prof.explain import what_if
-
-        moved, kernels = what_if.estimate(recording, device, selections)
-        selections.append((kernels, WITHOUT))
-    lengths = scheduled.steps_ns()
-    return WhatIfResult(
-        before_ns=int(lengths.sum()),
-        steps=len(lengths),
-        stepped=any(scheduled.step_names),
-        gain=gain(recording, selections) if selections else None,
-        candidates=() if selections else tuple(_candidates(recording, top)),
-        limits=tuple(sentence for _, sentence in limits(recording, scheduled)),
-        device=moved,
-    )
-
-
-def _candidates(recording: Recording, top: int) -> list[Candidate]:
-    """Return the gain of each class of time, and of the most expensive items on the path."""
-    path = critical_path.find_path(recording)
-    assert path is not None
-    rows = [row for row in path.rows() if row.total_ns]
-    class_ns: dict[str, int] = {}
-    for row in rows:
-        class_ns[row.kind] = class_ns.get(row.kind, 0) + (row.total_ns or 0)
-    classes = {class_name(kind): (kind, total) for kind, total in class_ns.items()}
-    parts = [(name, *classes[name]) for name in classes if name in CLASSES]
-    named = [row for row in rows if row.kind not in ("input", "launch", "event", "gap")][:top]
-    for row in named:
-        on_host = row.kind in ("host", "synchronising")
-        parts.append((f"host:{row.name}" if on_host else row.name, row.kind, row.total_ns or 0))
-    result = []
-    for name, kind, total in parts:
-        try:
-            selection = select(recording, name)
-        except UsageError:  # time between operations has no name to select
-            continue
-        if kind == "host" and name not in CLASSES:
-            # A row of the path is the innermost range; a faster range includes all within it.
-            total = path.host_ns(selection)
-        if kind == "synchronising" and name not in CLASSES and path.host_ns(selection) > total:
-            continue  # a range that does more than wait: its row as host work has its gain
-        gained = gain(recording, [(selection, WITHOUT if kind == "synchronising" else 2.0)])
-        assert gained is not None
-        result.append(Candidate(name, kind, total, gained.gain_ns))
-    return sorted(result, key=lambda one: (-one.gain_ns, one.name))

@@ -33,7 +33,7 @@ from unified_prof.decoders.prof.slices import scan
 from unified_prof.errors import OutputError, RawFormatError, UprofError
 from unified_prof.pipeline import sources
 from unified_prof.pipeline.discovery import refusal
-from unified_prof.pipeline.flight_recorder import dump_files
+from unified_prof.pipeline.report_input import dump_files
 from unified_prof.pipeline.temporary_inputs import TemporaryInputs, is_archive
 from unified_prof.sqlite.atomic import new_folder, raise_kept, replacing, temporary_folder, watch
 from unified_prof.sqlite.fingerprint import MAGIC

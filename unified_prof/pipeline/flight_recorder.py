@@ -20,8 +20,6 @@ from unified_prof.errors import RawFormatError, UprofError
 from unified_prof.recording.model import Finding, Sureness
 from unified_prof.report.document import Document, text_columns
 
-# The rank at the end of a file name, before the suffixes.
-_RANK = re.compile(r"(\d{1,7})(?:\.(?:json|pickle|pkl|pt))?(?:\.(?:gz|xz|bz2|zst|zip))?\Z")
 _P2P = re.compile(r"(send|recv) (\d+)(->|<-)(\d+)\Z")
 _AT_ROOT = ("gather", "broadcast", "reduce")  # Their output differs at the root.
 _HEADINGS = ("rank", "group", "last call", "state", "line")
@@ -110,22 +108,6 @@ class Hang:
         columns = text_columns([_HEADINGS, *rows[:top]])
         document.table(columns, left_out=len(rows[top:]))
         return document
-
-
-def dump_files(path: Path) -> dict[int, Path]:
-    """Return {rank: file} of a directory of dumps, or of one dump; empty for anything else."""
-    try:
-        files = sorted(path.iterdir()) if path.is_dir() else [path]
-    except OSError:
-        return {}
-    # The first file of a rank counts.
-    result = {int(m[1]): file for file in reversed(files) if (m := _RANK.search(file.name))}
-    if not result:
-        return {}
-    from unified_prof.pipeline.sources import FLIGHT_RECORDER, unsupported_format
-
-    samples = list(result.values())[:3]  # A directory may have thousands of other files.
-    return result if any(unsupported_format(one) is FLIGHT_RECORDER for one in samples) else {}
 
 
 def compare_dumps(path: Path, files: Mapping[int, Path]) -> Hang:

@@ -261,6 +261,8 @@ def _inputs(path: Path) -> list[str]:
     return [one.location for one in inputs_of([str(path)])[0]]
 
 
+# The rank at the end of the name of a Flight Recorder dump, before the suffixes.
+_RANK_OF_DUMP = re.compile(r"(\d{1,7})(?:\.(?:json|pickle|pkl|pt))?(?:\.(?:gz|xz|bz2|zst|zip))?\Z")
 _DUMP_FORMATS = ("text", "markdown", "json")  # Output formats of Flight Recorder dumps.
 # Maximum number of ranks whose own reports follow the summary of the run.
 _MAX_RANK_REPORTS = 4
@@ -447,20 +449,19 @@ def render_reports(
     Raises:
         UprofError: Same as the command `report`.
     """
-    from unified_prof.pipeline import flight_recorder  # imports NumPy
-
     hints: tuple[str, ...] = ()
     if rank is None and path.is_dir():
         from unified_prof.sqlite.run_spool import recovery_hint
 
         hints = tuple(filter(None, [recovery_hint(path)]))
-    if dumps := flight_recorder.dump_files(path):
+    if dumps := dump_files(path):
         if request.by is not None or rank is not None or shape.name not in _DUMP_FORMATS:
             raise UsageError(
                 f"{path} has Flight Recorder dumps, shown as {', '.join(_DUMP_FORMATS)}",
                 hint="omit --by and --rank, and choose one of these formats",
                 slug="no-breakdown",
             )
+        from unified_prof.pipeline import flight_recorder
         from unified_prof.report.document import dump_json
         from unified_prof.report.terminal import render_document
 
@@ -512,6 +513,22 @@ def _render_ranks(
     if shape.name == "csv":
         return shape.text(reports, request)
     return f"{text}\n{shape.text(reports, request)}"
+
+
+def dump_files(path: Path) -> dict[int, Path]:
+    """Return {rank: file} of a directory of Flight Recorder dumps, or of one; else empty."""
+    try:
+        files = sorted(path.iterdir()) if path.is_dir() else [path]
+    except OSError:
+        return {}
+    # The first file of a rank counts.
+    result = {int(m[1]): file for file in reversed(files) if (m := _RANK_OF_DUMP.search(file.name))}
+    if not result:
+        return {}
+    from unified_prof.pipeline.sources import FLIGHT_RECORDER, unsupported_format
+
+    samples = list(result.values())[:3]  # A directory may have thousands of other files.
+    return result if any(unsupported_format(one) is FLIGHT_RECORDER for one in samples) else {}
 
 
 def parse_workloads(texts: Sequence[str]) -> WorkloadPairs:

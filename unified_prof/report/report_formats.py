@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from unified_prof.base import arrow_files
 from unified_prof.base.text import storable
 from unified_prof.explain.api import Opened
 from unified_prof.recording.source import Missing
@@ -93,6 +92,8 @@ def _arrow_file(opened: Opened, request: ReportRequest, kind: str) -> bytes:
     Raises UsageError if pyarrow is not installed, or a report does not have the breakdown or sort
     key.
     """
+    from unified_prof.base import arrow_files
+
     pyarrow = arrow_files.pyarrow()
     reports = gather_figures(opened, request, details=False, headline=False)
     rows = arrow_table(reports, missing=opened.coverage.missing)
@@ -108,6 +109,8 @@ def arrow_table(reports: Iterable[Figures], *, missing: Iterable[Missing] = ()) 
 
     Raises UsageError if pyarrow is not installed.
     """
+    from unified_prof.base import arrow_files
+
     pyarrow = arrow_files.pyarrow()
     rows = _breakdown_rows(reports, missing)
     names = dict.fromkeys([*_TEXT_COLUMNS, *(name for row in rows for name in row)])
