@@ -144,16 +144,20 @@ def test_processes_sharing_a_device_are_separated_by_kind_and_time(tmp_path: Pat
     ]
 
 
-def test_unique_correlation_ids_are_unchanged(tmp_path: Path) -> None:
+@pytest.mark.parametrize("label", ["", "[TP00] "])
+def test_unique_correlation_ids_are_unchanged(label: str, tmp_path: Path) -> None:
+    device = {"pid": f"{label}0" if label else 0}
     sink = decode_events(
         tmp_path,
-        call(10, 5, 1, pid=FIRST),
-        call(20, 5, 2, pid=SECOND),
-        kernel(40, 1, 1),
-        kernel(50, 1, 2),
+        call(10, 5, 1, pid=f"{label}{FIRST}" if label else FIRST),
+        call(20, 5, 2, pid=f"{label}{SECOND}" if label else SECOND),
+        kernel(40, 1, 1) | device,
+        kernel(50, 1, 2) | device,
     )
-    assert sink.rows("TASK", "connectionId", "globalPid") == [(1, FIRST), (2, SECOND)]
-    assert sink.anomalies == {}
+    calls = sink.rows("CANN_API", "connectionId", "globalTid")
+    assert [number for number, _ in calls] == [1, 2]
+    assert sink.rows("TASK", "connectionId", "globalPid") == [(n, tid >> 32) for n, tid in calls]
+    assert set(sink.anomalies) == ({"process_id_replaced"} if label else set())
 
 
 def test_task_is_not_assigned_to_a_process_of_another_device(tmp_path: Path) -> None:

@@ -132,13 +132,12 @@ class _Separation:
             for calls, tasks in windows(call_spool, self._parts.gpu):
                 self._count_possible(calls, tasks)
             owners = self._owners()
-            if not self._shared:
-                if self._labels:
-                    self._replace("gpu", self._unique_tasks(call_spool, owners))
-                return
-            detail = f"calls of {len(self._processes)} processes: ids made unique"
-            self._parts.sink.anomaly("shared_correlations", self._shared, detail)
-            self._replace("gpu", self._unique_tasks(call_spool, owners))
+            if self._shared or self._labels:
+                self._replace("gpu", self._unique_tasks(call_spool, owners))
+        if not self._shared:
+            return
+        detail = f"calls of {len(self._processes)} processes: ids made unique"
+        self._parts.sink.anomaly("shared_correlations", self._shared, detail)
         self._replace("calls", self._unique(self._parts.calls, "correlation", "external"))
         self._replace("host", self._unique(self._parts.host, "external"))
         self._parts.max_correlation = len(self._processes) << _ID_BITS
