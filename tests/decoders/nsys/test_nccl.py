@@ -191,10 +191,19 @@ def test_ranks_of_a_communicator_are_scoped_to_the_process(tmp_path: Path) -> No
     assert sorted(communication_tasks(sink)) == [(f"0x{PLAIN:x}", 64, 0, 1)] * 2
 
 
-def test_json_payloads_need_no_schemas(tmp_path: Path) -> None:
+@pytest.mark.parametrize("texts_are_shared", [False, True])
+def test_json_payloads_need_no_schemas(tmp_path: Path, texts_are_shared: bool) -> None:
     domain = {**pushed(0, None, "NCCL"), "eventType": 75, "domainId": DOMAIN}
-    row = {**nccl(1_000, 1_500, "ncclBroadcast"), "jsonText": JSON_PAYLOAD}
+    row = {**nccl(1_000, 1_500, "ncclBroadcast"), "jsonText": JSON_PAYLOAD, "jsonTextId": None}
+    if texts_are_shared:
+        domain |= {"text": None, "textId": 901}
+        row |= {"jsonText": None, "jsonTextId": 902}
     tables = one_call(domain, row)
+    tables["StringIds"] = [
+        *tables.get("StringIds", []),
+        {"id": 901, "value": "NCCL"},
+        {"id": 902, "value": JSON_PAYLOAD},
+    ]
     del tables["NVTX_PAYLOAD_SCHEMA_ENTRIES"], tables["NVTX_PAYLOAD_ENUM_ENTRIES"]
     assert communication_tasks(decode_nccl(tmp_path, tables))[0][:2] == (f"0x{PLAIN:x}", 77)
 
