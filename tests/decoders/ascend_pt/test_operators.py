@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.decoders.ascend_pt.builders import PID, Framework
+from tests.decoders.ascend_pt.builders import EPOCH, PID, Framework
 from tests.decoders.ascend_pt.rows import decode
+from tests.prof_generator import Recipe, generate
+from tests.prof_generator.timing import Timing
 from unified_prof.errors import RawFormatError
 
 
@@ -93,6 +95,18 @@ def test_counter_values_become_times_as_torch_npu_computes_them(tmp_path: Path) 
     start = {"syscnt_enable": True, "freq": 48.0, "start_cnt": 1_000, "start_monotonic": 500}
     sink = decode(framework.write(tmp_path, start_info=start))
     assert sink.table("PYTORCH_API", "startNs", "endNs") == [(500 + 145, 500 + 208)]
+
+
+def test_clock_of_the_host_recording_is_preferred(tmp_path: Path) -> None:
+    recipe = Recipe(operators=1, host_mhz=50)
+    framework, timing = Framework(), Timing(recipe)
+    framework.operator("a", *timing.host_ticks([10_000, 20_000]).tolist())
+    start = {"syscnt_enable": True, "freq": 48.0, "start_cnt": 1_000, "start_monotonic": 500}
+    folder = framework.write(tmp_path / "x_ascend_pt", start_info=start)
+    generate(folder, recipe)
+    begin_ns = timing.begin_ns - EPOCH
+    times = decode(folder).table("PYTORCH_API", "startNs", "endNs")
+    assert times == [(begin_ns + 10_000, begin_ns + 20_000)]
 
 
 def test_ranks_and_metadata_come_from_the_json_files(tmp_path: Path) -> None:
