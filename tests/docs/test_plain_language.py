@@ -16,8 +16,10 @@ UNCLEAR = re.compile(
 )
 # Pages of evidence and for developers; users need none of them.
 FOR_DEVELOPERS = {"architecture", "decisions", "performance", "releasing", "validation"}
+# A generated list to look terms up in, which has an entry for each heading of the output.
+LOOKED_UP = {"glossary"}
 # Words of the other pages together, and of each page that is a first step.
-MAX_WORDS, MAX_FIRST_WORDS = 29_000, 320
+MAX_WORDS, MAX_FIRST_WORDS = 27_250, 320
 INSTALLS = re.compile(r"pip install '?unified-prof(?!\[)|ghcr\.io/|uses: +unified-prof/|docker run")
 # Extras are installable once the package is, from a checkout.
 PUBLISHED_NOT_YET = re.compile(r"not on PyPI|not published|checkout", re.IGNORECASE)
@@ -37,7 +39,7 @@ def words(page: Path) -> int:
 
 
 def test_pages_for_users_stay_short() -> None:
-    pages = [page for page in PAGES if page.stem not in FOR_DEVELOPERS]
+    pages = [page for page in PAGES if page.stem not in FOR_DEVELOPERS | LOOKED_UP]
     assert sum(map(words, pages)) < MAX_WORDS
 
 

@@ -50,7 +50,7 @@ def test_migration_from_every_earlier_revision_equals_creation(target: str) -> N
     for start in REVISIONS[: REVISIONS.index(target)]:
         with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
             db.executescript(catalogue.frozen_text("msprof", start))
-            state = runner.file_state(db, fingerprint.read_facts(db), start)
+            state = runner.file_state(db, fingerprint.read_facts(db), "msprof", start)
             assert state.holds_all_tables
             assert not state.holds_records
             runner.migrate(db, "msprof", start, target, state)
@@ -58,12 +58,14 @@ def test_migration_from_every_earlier_revision_equals_creation(target: str) -> N
 
 
 @pytest.mark.parametrize("family", ["skyline-run-time", "skyline-memory", "cluster", "watch"])
-def test_other_families_have_one_revision(family: str) -> None:
-    assert [revision for revision, _ in runner.history(family)] == ["1"]
-    with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
-        runner.migrate(db, family, None, "1", EMPTY)
-        assert declared(db) == created(family, "1")
-        assert db.execute("PRAGMA user_version").fetchone() == (1,)
+def test_revisions_of_other_families_are_numbered(family: str) -> None:
+    revisions = catalogue.REVISIONS[family]
+    assert tuple(revision for revision, _ in runner.history(family)) == revisions
+    for number, revision in enumerate(revisions, 1):
+        with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
+            runner.migrate(db, family, None, revision, EMPTY)
+            assert declared(db) == created(family, revision)
+            assert db.execute("PRAGMA user_version").fetchone() == (number,)
 
 
 def test_every_revision_has_one_documented_migration() -> None:

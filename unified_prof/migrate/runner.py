@@ -28,9 +28,9 @@ from unified_prof.sqlite.statements import quoted
 _SCRATCH = "uprof_scratch"
 
 
-def file_state(db: sqlite3.Connection, facts: Facts, revision: str) -> FileState:
-    """Return the state of a file at `revision`, as input for migration steps."""
-    schema = catalogue.load(catalogue.MSPROF, revision)
+def file_state(db: sqlite3.Connection, facts: Facts, family: str, revision: str) -> FileState:
+    """Return the state of a file at a revision of its family, as input for migration steps."""
+    schema = catalogue.load(family, revision)
     recorded = (t for t in facts.tables if t != "META_DATA" and not t.startswith("ENUM_"))
     return FileState(
         holds_all_tables=schema.tables.keys() <= facts.tables.keys(),

@@ -348,12 +348,11 @@ def _migrate(copy: Path, path: Path, plan: _Plan) -> tuple[Anomaly, ...]:
         facts = fingerprint.read_facts(db)
         triggers = _without_triggers(db)
         known = recorded_anomalies(db)
-        if plan.family == catalogue.MSPROF:
-            state = runner.file_state(db, facts, plan.start)
-            runner.migrate(db, plan.family, plan.start, plan.target, state)
-            ordering.order_columns(db, catalogue.load(plan.family, plan.target))
-            if state.holds_records:
-                _note_origin(db, plan.start)
+        state = runner.file_state(db, facts, plan.family, plan.start)
+        runner.migrate(db, plan.family, plan.start, plan.target, state)
+        ordering.order_columns(db, catalogue.load(plan.family, plan.target))
+        if plan.family == catalogue.MSPROF and state.holds_records:
+            _note_origin(db, plan.start)
         for statement in triggers:
             db.execute(statement)
         _verify(db, path, plan, facts)

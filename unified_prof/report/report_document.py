@@ -473,7 +473,7 @@ def breakdown_columns(selection: Selection) -> list[Column]:
         for heading, size in zip(_SIZE_HEADINGS, SIZES, strict=True)
     ]
     for key in dict.fromkeys(key for row in rows for key in row.extra):
-        heading, show = _extra_column(key)
+        heading, show = extra_column(key)
         importance = 8 if key in _STATISTICS else 4
         result.append(column(heading, lambda row, key=key: row.extra.get(key), show, importance))  # type: ignore[misc]
     cells = tuple(names.neutral(row.detail or "") for row in rows)
@@ -513,7 +513,7 @@ _EXTRA_HEADINGS = {
 _KEPT_UNITS = {"_flops_per_byte": ", FLOP/B", "_ns_per_token": " per token"}
 
 
-def _extra_column(key: str) -> tuple[str, Callable[..., str]]:
+def extra_column(key: str) -> tuple[str, Callable[..., str]]:
     """Return heading and formatter of an extra figure, by the unit in its key."""
     for unit, show in _UNITS.items():
         if key.endswith(unit):

@@ -429,7 +429,9 @@ def _stranger(facts: Facts) -> str:
 
 
 def _numbered(path: Path, facts: Facts, family: str) -> Detection:
-    spec = catalogue.load(family, "latest")
+    revisions = [catalogue.load(family, name) for name in catalogue.REVISIONS[family]]
+    versions = {spec.user_version: spec for spec in revisions}
+    spec = versions.get(facts.user_version, revisions[-1])
     missing = [
         f"{name}.{column}"
         for name, table in spec.tables.items()
@@ -447,8 +449,9 @@ def _numbered(path: Path, facts: Facts, family: str) -> Detection:
     )
     if missing:
         return replace(known, revision=None, description=f"it does not have {', '.join(missing)}")
-    if facts.user_version != spec.user_version:
-        found = f"its user_version is {facts.user_version}, expected {spec.user_version}"
+    if facts.user_version not in versions:
+        expected = " or ".join(map(str, versions))
+        found = f"its user_version is {facts.user_version}, expected {expected}"
         return replace(known, revision=None, description=found)
     return known
 
