@@ -16,7 +16,7 @@ from sqlalchemy import Column
 from unified_prof.migrate import runner
 from unified_prof.report import glossary
 from unified_prof.schema import catalogue
-from unified_prof.schema.msprof import MODELS, MsprofBase
+from unified_prof.schema.msprof import MODELS, MsprofBase, since
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 INTRODUCTION = """\
@@ -91,7 +91,7 @@ def _columns(model: type[MsprofBase]) -> list[Column[object]]:
 
 
 def _since(table: str, column: str) -> str:
-    found = catalogue.since(table, column)
+    found = since(table, column)
     return "" if found in (None, catalogue.REVISIONS[catalogue.MSPROF][0]) else str(found)
 
 

@@ -1,9 +1,29 @@
-"""Extension tables hide no others, and those without a model are tables of uprof."""
+"""The frozen text of torch_npu's tables equals their models; extension tables hide no others."""
+
+import sqlite3
+from contextlib import closing
+
+import pytest
+from sqlalchemy.dialects import sqlite
+from sqlalchemy.schema import CreateTable
 
 from unified_prof.schema import catalogue
-from unified_prof.schema.msprof import MODELS
+from unified_prof.schema.msprof import MODELS, MsprofBase
 
 TABLES = catalogue.extension_tables()
+
+
+def declared(create_sql: str, table: str) -> list[tuple[object, ...]]:
+    with closing(sqlite3.connect(":memory:")) as db:
+        db.execute(create_sql)
+        return db.execute(f"PRAGMA table_info({table})").fetchall()
+
+
+@pytest.mark.parametrize("name", sorted(MODELS.keys() - catalogue.outline("latest").columns))
+def test_model_and_frozen_text_declare_the_same_columns(name: str) -> None:
+    table = MsprofBase.metadata.tables[name]
+    text = str(CreateTable(table).compile(dialect=sqlite.dialect()))
+    assert declared(text, name) == declared(TABLES[name].create_sql, name)
 
 
 def test_tables_without_a_model_are_those_of_uprof() -> None:

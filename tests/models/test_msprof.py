@@ -19,6 +19,7 @@ from unified_prof.schema.msprof import (
     RankDevice,
     Task,
 )
+from unified_prof.schema.msprof.session import STRINGS
 
 NEWEST = catalogue.load("msprof", "latest")
 
@@ -110,7 +111,7 @@ def test_every_model_and_column_of_msprof_is_documented(model: type[MsprofBase])
 def test_every_text_id_has_a_text_attribute(model: type[MsprofBase]) -> None:
     for attribute in model.__mapper__.column_attrs:
         refers = str(attribute.columns[0].info.get("refers"))
-        if refers == catalogue.STRINGS or refers.startswith("ENUM_"):
+        if refers == STRINGS or refers.startswith("ENUM_"):
             assert attribute.key.endswith("_id")
             assert hasattr(model, attribute.key.removesuffix("_id")), attribute.key
 

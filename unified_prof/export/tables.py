@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from unified_prof.arrays.grouping import MISSING, Bools
 from unified_prof.base import arrow_files
 from unified_prof.errors import UsageError
 from unified_prof.export.files import OutputFiles, Written
-from unified_prof.schema import catalogue
+from unified_prof.schema import catalogue, msprof
 from unified_prof.sqlite.reader import Report
 from unified_prof.sqlite.statements import quoted
 
@@ -131,7 +132,7 @@ class _Table:
         self._refers = {name: to for name, to in refers.items() if to in report.tables}
         self._types = {name: _type(declared) for name, declared in _declared(report, table)}
         # Columns of times that are declared as text.
-        self._in_digits = {one for one in catalogue.times(table) if self._types.get(one) == "text"}
+        self._in_digits = {one for one in _times(table) if self._types.get(one) == "text"}
         for name in self._in_digits:
             self._types[name] = "integer"
         self._missing: set[str] = set()
@@ -331,7 +332,13 @@ def _references(report: Report) -> dict[str, dict[str, str]]:
         return {}
     revision = report.revision or catalogue.resolve(catalogue.MSPROF, "latest")
     found: dict[str, dict[str, str]] = {}
-    for one in catalogue.references(revision):
+    for one in msprof.references(revision):
         if _is_dictionary(one.target_table):
             found.setdefault(one.table, {})[one.column] = one.target_table
     return found
+
+
+@cache
+def _times(table: str) -> frozenset[str]:
+    """Return the columns that hold timestamps, regardless of their declared type."""
+    return msprof.times(table)

@@ -17,7 +17,8 @@ from unified_prof.base.columns import (
     coverage_text,
 )
 from unified_prof.schema import catalogue
-from unified_prof.schema.catalogue import Reference, SchemaSpec, TableSpec
+from unified_prof.schema.catalogue import SchemaSpec, TableSpec
+from unified_prof.schema.msprof import Reference, references
 from unified_prof.sqlite import fingerprint
 from unified_prof.sqlite.atomic import raise_kept, watch
 from unified_prof.sqlite.fingerprint import Facts
@@ -129,7 +130,7 @@ def check_msprof_contents(
             yield from _shape(table, facts, detection)
     yield from _indexes(db, schema, facts)
     yield from _constants(schema, facts, detection)
-    for reference in catalogue.references(detection.revision):
+    for reference in references(detection.revision):
         if facts.has(reference.table, reference.column):
             yield from _reference(db, reference, facts, schema)
     yield from _rows(db, facts)

@@ -34,7 +34,7 @@ from unified_prof.migrate.check import Finding
 from unified_prof.migrate.check import check as check_database
 from unified_prof.pipeline import discovery, sources
 from unified_prof.pipeline.convert import Conversion, convert
-from unified_prof.schema import catalogue
+from unified_prof.schema import catalogue, msprof
 from unified_prof.sqlite.atomic import temporary_folder
 from unified_prof.sqlite.reader import Report, open_report
 from unified_prof.sqlite.statements import quoted
@@ -233,7 +233,7 @@ def _rows(
         return
     targets = {
         one.column: f"{one.target_table}.{one.target_column}"
-        for one in catalogue.references(revision)
+        for one in msprof.references(revision)
         if one.table == table
     }
     labels, joins, cells = [], [], []
@@ -292,7 +292,7 @@ def _find_columns(
     result: TableCheck, columns: Sequence[str], kept: Mapping[str, list[list[str]]]
 ) -> None:
     """Pair rows with equal times; find the columns that differ, and values one side lacks."""
-    times = [at for at, name in enumerate(columns) if name in catalogue.times(result.table)]
+    times = [at for at, name in enumerate(columns) if name in msprof.times(result.table)]
     others = defaultdict(list)
     for row in kept[DATABASE]:
         others[tuple(row[at] for at in times)].append(row)

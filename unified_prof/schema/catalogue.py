@@ -13,7 +13,6 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
 
 from unified_prof.errors import UsageError
 
@@ -30,7 +29,7 @@ WATCH_FILES = "watch_rank*.db"  # Pattern of the names of watch files in the dir
 #
 # To add a revision (CONTRIBUTING.md has an example), also
 # - write migrations/<family>/<revision>.py: the changes, and the values of old rows;
-# - describe the new tables and columns in schemas/msprof.txt;
+# - add the new tables and columns to schema/msprof/, each with a `doc`;
 # - run scripts/freeze_schemas.py, which writes schemas/msprof/<revision>.sql (others: by hand);
 # - edit sqlite/reader.py if a column changes its name or meaning;
 # - edit sqlite/fingerprint.py if the frozen texts do not distinguish it from the previous revision.
@@ -73,23 +72,6 @@ _ALIASES = {(MSPROF, "documented"): "1.2.0_20251226"}
 # Tables that msprof always writes; every other table exists only if it has rows.
 ALWAYS_PRESENT = frozenset(
     {"META_DATA", "STRING_IDS", "SESSION_TIME_INFO", "NPU_INFO", "RANK_DEVICE_MAP", "HOST_INFO"}
-)
-
-EPOCH_NS = "ns since 1970"  # Unit of columns with points in time.
-STRINGS = "STRING_IDS.id"
-
-# Tables of collectives to which columns refer, with the first revision of each.
-_COLLECTIVE_ENUMS = "ENUM_HCCL_"
-_COLLECTIVE_ENUMS_SINCE = "1.0.0_20240521"
-
-# A table of `schemas/msprof.txt`, and one of its columns.
-_DESCRIPTION = re.compile(
-    r"^(?P<table>\w+) (?P<model>\w+)\n(?P<meaning>.+?)\nWritten: (?P<written>.+?)\.\n"
-    r"(?P<columns>(?:  [^\n]+\n)+)",
-    re.MULTILINE | re.DOTALL,
-)
-_COLUMN = re.compile(
-    r"  (?P<name>\w+)(?: \((?P<unit>[^)]+)\))?(?: -> (?P<refers>[\w.]+))?: (?P<meaning>.+)"
 )
 
 REVISION_ROW = "UPROF_SCHEMA_REVISION"
@@ -211,6 +193,11 @@ def extension_tables() -> dict[str, TableSpec]:
     return tables
 
 
+def newest_tables() -> dict[str, TableSpec]:
+    """Return every table that can be written to an msprof database, in its newest shape."""
+    return load(MSPROF, "latest").tables | extension_tables()
+
+
 @dataclass(frozen=True, slots=True)
 class Outline:
     """Table, column and enum names in one revision of the msprof schema."""
@@ -275,104 +262,3 @@ def _table(db: sqlite3.Connection, name: str, create_sql: str) -> TableSpec:
         (name,),
     ).fetchall()
     return TableSpec(name, columns, create_sql, tuple(indexes))
-
-
-class ColumnDescription(NamedTuple):
-    """Documentation of one column."""
-
-    unit: str | None  # Unit of the numbers in the column.
-    refers: str | None  # The `TABLE.column` to which the values refer.
-    meaning: str
-
-    @property
-    def is_text_id(self) -> bool:
-        """True for an id of STRING_IDS or of an enum table."""
-        return self.refers == STRINGS or (self.refers or "").startswith("ENUM_")
-
-
-class Description(NamedTuple):
-    """Documentation of one table."""
-
-    table: str
-    model: str  # Class of its model in `schema.msprof`.
-    meaning: str
-    written: str  # When exporters write the table.
-    columns: dict[str, ColumnDescription]
-
-
-@cache
-def descriptions() -> dict[str, Description]:
-    """Return the documentation of the tables of msprof and torch_npu, by table."""
-    text = (resource_directory("schemas") / "msprof.txt").read_text(encoding="utf-8")
-    found = {}
-    for match in _DESCRIPTION.finditer(text):
-        columns = {
-            name: ColumnDescription(unit or None, refers or None, meaning)
-            for name, unit, refers, meaning in _COLUMN.findall(match["columns"])
-        }
-        table, model, meaning, written, _ = match.groups()
-        found[table] = Description(table, model, meaning, written, columns)
-    return found
-
-
-def newest_tables() -> dict[str, TableSpec]:
-    """Return all tables of msprof, torch_npu and uprof in their newest shape."""
-    return load(MSPROF, "latest").tables | extension_tables()
-
-
-def index_columns(create_index: str) -> tuple[str, ...]:
-    """Return the columns in a CREATE INDEX statement."""
-    match = re.search(r"\(([^()]*)\)\s*$", create_index)
-    assert match, create_index
-    return tuple(name.strip().strip('"') for name in match[1].split(","))
-
-
-@dataclass(frozen=True, slots=True)
-class Reference:
-    """A column whose values refer to a column of another table."""
-
-    table: str
-    column: str
-    target_table: str
-    target_column: str
-
-
-def since(table: str, column: str) -> str | None:
-    """Return the first revision with a column of the newest schema; None for torch_npu's tables.
-
-    For a renamed column, this is the revision that introduced the new name.
-    """
-    found = None
-    for revision in reversed(REVISIONS[MSPROF]):
-        spec = load(MSPROF, revision).tables.get(table)
-        if spec is None or column not in spec.column_names:
-            break
-        found = revision
-    return found
-
-
-@cache
-def times(table: str) -> frozenset[str]:
-    """Return the names of a table's columns with points in time; some are declared as text."""
-    known = descriptions().get(table)
-    columns = {} if known is None else known.columns
-    return frozenset(name for name, about in columns.items() if about.unit == EPOCH_NS)
-
-
-@cache
-def references(revision: str) -> tuple[Reference, ...]:
-    """Return the references between columns at `revision`, including torch_npu's tables."""
-    order = REVISIONS[MSPROF].index
-    found = []
-    for name, described in descriptions().items():
-        for column, about in described.columns.items():
-            refers, first = about.refers, since(name, column)
-            if refers is None or (first is not None and order(revision) < order(first)):
-                continue
-            if refers.startswith(_COLLECTIVE_ENUMS) and order(revision) < order(
-                _COLLECTIVE_ENUMS_SINCE
-            ):
-                refers = STRINGS
-            target_table, _, target = refers.partition(".")
-            found.append(Reference(name, column, target_table, target))
-    return tuple(found)

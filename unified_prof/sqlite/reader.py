@@ -81,7 +81,7 @@ class Layout:
     @property
     def index_columns(self) -> dict[str, tuple[str, ...]]:
         """Index name -> its columns in the file."""
-        return {name: catalogue.index_columns(sql) for name, sql in self.spec.indexes}
+        return {name: _columns_of(sql) for name, sql in self.spec.indexes}
 
 
 @cache
@@ -115,6 +115,12 @@ def old_name(revision: str, table: str, column: str) -> str:
         if same and order.index(revision) < order.index(rename.revision):
             name = rename.old
     return name
+
+
+def _columns_of(create_index: str) -> tuple[str, ...]:
+    match = re.search(r"\(([^()]*)\)\s*$", create_index)
+    assert match, create_index
+    return tuple(name.strip().strip('"') for name in match[1].split(","))
 
 
 _ENUM_IDS_SINCE = "1.0.0_20240521"

@@ -22,7 +22,7 @@ from tests.decoders.kineto.builders import (
 )
 from unified_prof.decoders.compression import expected_bytes
 from unified_prof.decoders.kineto import session
-from unified_prof.schema import catalogue
+from unified_prof.schema import catalogue, msprof
 
 _NEVER = 1 << 60
 _ROUND_US = 1000
@@ -69,7 +69,7 @@ def resolved(sink: RowSink) -> dict[str, list[str]]:
     revision = catalogue.resolve(catalogue.MSPROF, "latest")
     columns = {
         (one.table, one.column)
-        for one in catalogue.references(revision)
+        for one in msprof.references(revision)
         if one.target_table == "STRING_IDS"
     }
 

@@ -18,6 +18,7 @@ from tests.prof_generator import COUNTERS, HOST_USAGE, Recipe, generate
 from unified_prof.decoders.prof.directory import ProfDirectory
 from unified_prof.decoders.prof.recording import decode_recording
 from unified_prof.schema import catalogue
+from unified_prof.schema.msprof import references
 from unified_prof.sqlite.writer import ReportWriter
 
 FOLDER = Path(__file__).resolve().parents[2] / "data" / "prof"
@@ -83,7 +84,7 @@ def rows_text(database: sqlite3.Connection) -> str:
     names = [name for name in tables - {"UPROF_RUN"} if not name.startswith(_NOT_SHOWN)]
     has_texts = "STRING_IDS" in tables
     texts = dict(database.execute("SELECT id, value FROM STRING_IDS")) if has_texts else {}
-    known = catalogue.references(catalogue.resolve(catalogue.MSPROF, "latest"))
+    known = references(catalogue.resolve(catalogue.MSPROF, "latest"))
     of_texts = {(one.table, one.column) for one in known if one.target_table == "STRING_IDS"}
     meanings = {
         column: dict(database.execute(query))
