@@ -143,11 +143,11 @@ def experts(rank: Rank) -> Iterator[Operation]:
 def buckets(
     pauses: Callable[[int, int], float] = lambda rank, step: 0,
     gaps: Callable[[int, int], float] = lambda rank, step: 0,
-    more: int = -1,
+    metrics_ns: float = 0,
 ) -> Program:
     """Return data parallelism: pauses and gaps after kernels by (rank, step), in ns.
 
-    The rank `more` also runs kernels that the others do not, beside the last transfers.
+    Rank 0 also runs a kernel that the others do not have.
     """
 
     def program(rank: Rank) -> Iterator[Operation]:
@@ -157,8 +157,8 @@ def buckets(
                 rank.kernel(150 * US)
                 rank.now += int(gaps(rank.number, rank.step))
             reduce = rank.post("all_reduce", WORLD, 16 * MIB, 300 * US)
-        if rank.number == more:
-            rank.kernel(100 * US, "Metrics")
+        if metrics_ns and not rank.number:
+            rank.kernel(metrics_ns, "Metrics")
         yield reduce
         rank.kernel(MS, "Adam")
 
@@ -233,9 +233,10 @@ FAULTS: dict[str, tuple[Program, dict[int, float], Program, tuple[str, Group], f
         *(("late_rank", (0,)), 0.05),
     ),
     "rank_without_peers": (
-        *(buckets(lambda rank, _: LATE * (rank == 0), more=0), {}, buckets(more=0)),
-        *(("late_rank", (0,)), 0.05),
+        buckets(lambda rank, _: LATE * (rank == 0), metrics_ns=100 * US),
+        *({}, buckets(metrics_ns=100 * US), ("late_rank", (0,)), 0.05),
     ),
+    "metrics": (buckets(metrics_ns=2 * MS), {}, buckets(), ("more_work", (0,)), 0.2),
     "host_bound_but_one": (
         *(buckets(gaps=lambda rank, _: 60 * US * (rank != 3)), {}, buckets()),
         *(("host_bound", (0, 1, 2, 4, 5, 6, 7)), 0.2),

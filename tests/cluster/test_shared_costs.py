@@ -37,7 +37,7 @@ CASES: dict[str, tuple[Plan, str, Plan | None, str]] = {
     ),
     "setup": (
         *(SETUP, "collective_setup", replace(SETUP, setup_ns=0)),
-        "This occurs once: record later steps",
+        "which occurs once: record later steps",
     ),
     "small_messages": (SMALL, "small_buckets", None, "most in all_reduce of 1.00 MiB, 64 per step"),
     "bubble": (BUBBLE, "pipeline_bubble", None, "use 16 micro-batches per step instead of "),

@@ -14,6 +14,7 @@ import numpy as np
 
 from unified_prof.arrays.grouping import NO_VALUE, Floats
 from unified_prof.cluster.idle_rules import absent_ranks, idle_devices, late_input
+from unified_prof.cluster.matching import run_size
 from unified_prof.cluster.moe_imbalance import (
     EXPERT_IMBALANCE,
     GENERAL_SLOWNESS,
@@ -50,7 +51,7 @@ from unified_prof.recording.model import Finding
 SLOW_RANK = "slow_rank"
 SLOW_HOST = "slow_host"
 SLOW_KERNEL = "slow_kernel"
-UNEQUAL_STAGES = "unequal_stages"
+UNEQUAL_STAGES, MORE_WORK = "unequal_stages", "more_work"
 
 # Minimum slowness (logarithm of a ratio) of the kernels of a slow rank; healthy devices of one
 # model differ by up to 2.6 %.
@@ -401,10 +402,12 @@ def _module(context: RuleContext, rank: int, name: str) -> str:
 
 
 def unequal_stages(context: RuleContext) -> Iterator[Candidate]:
-    """Yield pipeline stages that have more work than the other stages."""
-    if not context.roles.by_stage:
-        return
+    """Yield pipeline stages, or ranks with a role alone, that have more work than the others."""
     peers, work = context.roles.peers, context.signals.work
+    by_stage = context.roles.by_stage
+    is_sample = 2 * len(peers) < run_size(context.matched)[0]
+    if not by_stage and (is_sample or context.is_watched or has_experts(context)):
+        return
     stages = np.array([stage for stage in np.unique(peers).tolist() if stage >= 0], np.int64)
     if len(stages) < 2:
         return
@@ -420,23 +423,19 @@ def unequal_stages(context: RuleContext) -> Iterator[Candidate]:
         # A stage of one rank has more work if its kernels are not slower per call.
         if len(members) < 2 and not context.signals.kernels.slowness[members[0]] < _MIN_SLOWNESS:
             continue
-        if not usual or per_stage[at] < _MIN_STAGE_FACTOR * usual:
+        if len(members) > 1 and not by_stage:  # not one rank that also logs or validates
             continue
-        if per_stage[at] < float(others.max()) * (1 + (_MIN_STAGE_FACTOR - 1) / 2):
+        least = max(_MIN_STAGE_FACTOR * usual, others.max() * (1 + (_MIN_STAGE_FACTOR - 1) / 2))
+        if not usual or per_stage[at] < least:
             continue
         rest = work[(peers != stage) & (peers >= 0)]
         if len(others) == 1 and work[members].min() < _MIN_STAGE_FACTOR * rest.max():
             continue  # one of the ranks, and not the stage, may be slow
         factor = float(per_stage[at]) / usual
         change = ReplayChange(work=dict.fromkeys(members, 1 / factor))
-        mean = float(per_stage.mean())
-        balanced = ReplayChange(
-            work={
-                rank: mean / float(per_stage[int(np.flatnonzero(stages == peers[rank])[0])])
-                for rank in range(len(peers))
-                if peers[rank] >= 0
-            }
-        )
+        known = np.flatnonzero(peers >= 0)
+        even = per_stage.mean() / per_stage[np.searchsorted(stages, peers[known])]
+        balanced = ReplayChange(work=dict(zip(known.tolist(), even.tolist(), strict=True)))
         saved_ms = context.replay.gain_ns(balanced) / max(len(context.replay.steps), 1) / NS_PER_MS
         text = (
             f"unequal pipeline stages: stage {stage} has {factor:.2f} times the kernel time of the "
@@ -445,10 +444,17 @@ def unequal_stages(context: RuleContext) -> Iterator[Candidate]:
             f"{format_time(usual / steps)}; balancing all stages would save "
             f"{format_time(saved_ms * NS_PER_MS)} per step)"
         )
-        hosts = context.hosts(members)
-        if len(hosts) == 1 and not set(hosts) & set(
-            context.hosts(np.flatnonzero(peers != stage).tolist())
-        ):
+        hosts, elsewhere = context.hosts(members), np.flatnonzero(peers != stage).tolist()
+        if not by_stage:  # its communication may be hidden by its work
+            kernels = context.signals.kernels
+            more = kernels.total - np.median(np.delete(kernels.total, members, 0), axis=0)
+            name = kernels.names[int(more[members[0]].argmax())]
+            text = (
+                f"more work: {context.describe(members[0])} has {factor:.2f} times the kernel "
+                f"time of the others ({format_time(per_stage[at] / steps)} compared with "
+                f"{format_time(usual / steps)}), most of the difference in {name}"
+            )
+        elif len(hosts) == 1 and not {*hosts} & {*context.hosts(elsewhere)}:
             text += f"; it is alone on host {hosts[0]}, and a slow host would look the same"
         figures = {
             "stage": stage,
@@ -457,7 +463,9 @@ def unequal_stages(context: RuleContext) -> Iterator[Candidate]:
             "usual_work_ms_per_step": usual / steps / NS_PER_MS,
             "balanced_gain_ms": saved_ms,
         }
-        yield Candidate(UNEQUAL_STAGES, members, context.steps, change, text, figures)
+        kind = UNEQUAL_STAGES if by_stage else MORE_WORK
+        fault = (kind, members, context.steps, change, text, figures)
+        yield Candidate(*fault, is_bound=not by_stage)
 
 
 RULES: tuple[Callable[[RuleContext], Iterator[Candidate]], ...] = (

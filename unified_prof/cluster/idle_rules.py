@@ -154,11 +154,9 @@ def _idle_on_all_ranks(context: RuleContext) -> Iterator[Candidate]:
         for one in context.replay.mark_intervals(rank, idle=True):
             late_ns = min(one.ns, float(signals.gap[rank]) * (one.kernels + 1))
             cut[rank, one.mark] = max(late_ns - _USUAL_GAP_NS * one.kernels, 0.0)
-    hosts = context.hosts(ranks)
-    where = f"host {hosts[0]}" if len(hosts) == 1 else f"{len(hosts) or 'all'} hosts"
     who = "all" if len(ranks) == len(signals.gap) else f"{len(ranks)} of {len(signals.gap)}"
     text = (
-        f"host-bound: {where}: the devices of {who} ranks are idle for {gap_ns / 1e3:.1f} "
+        f"host-bound: the devices of {who} ranks are idle for {gap_ns / 1e3:.1f} "
         f"µs after each kernel (usual gap: {_USUAL_GAP_NS / 1e3:.0f} µs)"
     )
     figures = {

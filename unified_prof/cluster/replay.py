@@ -262,18 +262,16 @@ def _messages(marks: Columns, partial: Partial) -> tuple[Bools, Bools, Ints]:
 def _needed(time: Ints, own_ns: Ints, sends: Bools, receives: Bools, peer: Ints) -> Ints:
     """Return for each send the row of the receive that it needs, NO_VALUE without one.
 
-    A stage of a pipeline receives data, computes for `own_ns`, and sends the result. If data came
-    before the stage was ready, the recording does not show that it was needed. Stages send results
-    in the order of the data, and every receive ends before its result is computed.
+    A pipeline stage receives data, computes for `own_ns`, and sends the result, in the order of the
+    data. If data came before the stage was ready, the recording does not show that it was needed.
     """
     needs = np.full(len(time), NO_VALUE)
     for source in np.unique(peer[receives]).tolist():
         got = np.flatnonzero(receives & (peer == source))
         for target in np.unique(peer[sends]).tolist():
             sent = np.flatnonzero(sends & (peer == target))
-            if len(sent) != len(got):
-                continue
-            if (time[sent] - time[got] >= _MIN_NEEDED_SHARE * own_ns[sent]).all():
+            least_ns = _MIN_NEEDED_SHARE * own_ns[sent]
+            if len(sent) == len(got) and (time[sent] - time[got] >= least_ns).all():
                 needs[sent] = np.maximum(needs[sent], got)
     return needs
 

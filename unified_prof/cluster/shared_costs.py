@@ -77,8 +77,7 @@ def _candidate(
 def _collective_setup(context: RuleContext) -> Iterator[Candidate]:
     """Yield the setup of communicators, if their longest setup is most of it.
 
-    The first collective of a communicator connects its ranks. Every other collective has a short
-    setup as well.
+    The first collective of a communicator connects its ranks; others have a short setup.
     """
     events = context.matched.events
     setup = np.where(np.isin(events.step, context.steps), context.waits.setup, 0).clip(0)
@@ -89,10 +88,9 @@ def _collective_setup(context: RuleContext) -> Iterator[Candidate]:
     ns = float(setup @ events.members) / len(context.matched.ranks) / len(context.steps)
     ns = min(ns, float(_exposed_ns(context).max()))
     text = (
-        f"collective setup: {ns / context.step_ns:.1%} of the step, most of it in the first "
-        "collective of a communicator, which connects its ranks. This occurs once: record later "
-        "steps"
-    ).replace("%", " %")
+        "collective setup: the first collective of a communicator connects its ranks, which occurs "
+        "once: record later steps"
+    )
     figures = {"setup_ms_per_step": ns / NS_PER_MS}
     yield _candidate(context, COLLECTIVE_SETUP, ReplayChange(), text, figures, bound_ns=ns)
 
@@ -102,9 +100,8 @@ def _pipeline_bubble(
 ) -> Iterator[Candidate]:
     """Yield the wait for other stages that even the rank with the least of it has.
 
-    Stages wait in receives, and in collectives with other stages at the end of a step. Sends do
-    not delay their stage. If faults are fixed (`fixed`, which saves `gain_ns` per step), ranks wait
-    less.
+    Stages wait in receives, and in collectives at the end of a step; sends do not delay them. If
+    faults are fixed (`fixed`, which saves `gain_ns` per step), ranks wait less.
     """
     matched, rows, events = context.matched, context.matched.rows, context.matched.events
     sent = np.unique(np.stack((events.src, events.dst))[:, matched.transfers], axis=1)

@@ -266,9 +266,8 @@ def _slow_exchanges(context: RuleContext) -> Iterator[Candidate]:
         took = shortest[[*ranks]]
         usual = float(np.median(took))
         slow = np.flatnonzero(took > _MIN_RATIO_OF_TWO * usual)
-        if len(ranks) < _MIN_RING or len(slow) != 2 or np.ptp(slow) not in (1, len(ranks) - 1):
-            continue
-        if np.delete(took, slow).max() > MIN_RATIO * usual:
+        is_pair = len(slow) == 2 and np.ptp(slow) in (1, len(ranks) - 1)
+        if len(ranks) < _MIN_RING or not is_pair or np.sort(took)[-3] > MIN_RATIO * usual:
             continue
         pair = tuple(ranks[at] for at in slow.tolist())
         rates = size / float(took[slow].min()), size / usual
