@@ -40,7 +40,7 @@ CASES: dict[str, tuple[Plan, str, Plan | None, str]] = {
         "which occurs once: record later steps",
     ),
     "small_messages": (SMALL, "small_buckets", None, "most in all_reduce of 1.00 MiB, 64 per step"),
-    "bubble": (BUBBLE, "pipeline_bubble", None, "use 16 micro-batches per step instead of "),
+    "bubble": (BUBBLE, "pipeline_bubble", None, "use 16 micro-batches per step instead of 2"),
     "bubble_and_slow_rank": (
         *(replace(BUBBLE, slow={1: 1.4}), "pipeline_bubble", None),
         "every rank waits for other stages",

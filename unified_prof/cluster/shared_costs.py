@@ -125,13 +125,13 @@ def _pipeline_bubble(
     if gain_ns:
         saved_ns = context.replay.saved_ns(fixed) / max(len(context.replay.steps), 1)
         bubbles *= np.clip(1 - (gain_ns - saved_ns) / np.maximum(waits, 1), 0, None)
-    stages, received = np.unique(rank[receives], return_counts=True)
-    bubble_ns = float(bubbles[stages].min())
+    bubble_ns = float(bubbles[np.unique(rank[receives])].min())
     if bubble_ns < _MIN_BUBBLE_SHARE * context.step_ns:
         return
-    # The first and the last stage receive once per micro-batch; more often if stages interleave,
-    # so that the last one sends to the first one.
-    batches, in_line = round(float(received.min()) / steps), np.unique(sent)
+    # Stages send to the next one once per micro-batch; more often if they interleave, so that the
+    # last one sends to the first one.
+    pair = events.src[event[receives]] * ranks + rank[receives]
+    batches, in_line = round(float(np.bincount(pair).max()) / steps), np.unique(sent)
     usual = _BATCHES_PER_STAGE * len(np.unique(peers[in_line]))
     advice, cost_ns = "use more micro-batches per step or a zero-bubble schedule", bubble_ns
     if len(pairs) < 2 * len(in_line) and 0 < batches < usual:  # all micro-batches share a bubble
