@@ -247,7 +247,7 @@ def build_timeline(
         behind=behind,
         delay_ns=delay,
         needs=needs,
-        since=since,
+        since=np.maximum(since, received),
     )
 
 
