@@ -151,6 +151,7 @@ MULTI_TENSOR: Final = Words("multi_tensor fused foreach apply_(?:adam|momentum)"
 PERSISTENT: Final = Words("persistent cooperative cutlass")
 ON_AI_CPU: Final = Words("ai_?cpu")
 ON_VECTOR_CORE: Final = Words("vector aiv")
+DEQUANTIZES: Final = Words("(?:k_)?dequantize")
 LAYOUT_OPERATION: Final = Words("^aten_(?:to|to_copy|copy|contiguous|clone)$")
 UPDATES_EMBEDDING: Final = Words("embedding_(?:bag_)?dense_backward embedding_(?:bag_)?backward")
 SUMS_GRADIENTS: Final = Words(r"gamma_?beta ^aten_sum$")

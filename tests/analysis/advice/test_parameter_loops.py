@@ -113,6 +113,28 @@ def test_other_repetitions_are_no_parameter_loop(tmp_path: Path, operations: lis
     assert "parameter_loop" not in findings_of(tmp_path / "run.db", operations)
 
 
+@pytest.mark.parametrize(
+    ("names", "runs", "around", "is_loop"),
+    [
+        (("aten::mul", "aten::sigmoid"), 80, "", True),
+        (("aten::index", "aten::mm", "aten::add"), 80, "", True),
+        # Layers of a model, an optimizer and averages, which have other findings.
+        (("aten::mul", "aten::sigmoid"), 40, "", False),
+        (("aten::mul_", "aten::add_"), 80, "Optimizer.step#SGD.step", False),
+        (AVERAGE, 80, "", False),
+    ],
+)
+def test_host_bound_names_a_loop_over_rows(
+    tmp_path: Path, names: tuple[str, ...], runs: int, around: str, is_loop: bool
+) -> None:
+    shapes = ("64",) if names != AVERAGE else WEIGHTS
+    operations = loop(*names, shapes=shapes, runs=runs, around=around)
+    finding = findings_of(tmp_path / "run.db", operations).get("host_bound")
+    clause = f"in a loop that runs {', '.join(names)} {runs} times per step"
+    assert (finding is not None and clause in finding.text) == is_loop
+    assert (finding is not None and "all runs of the loop" in finding.advice) == is_loop
+
+
 ZERO = loop("aten::zero_", around="Optimizer.zero_grad#SGD.zero_grad")
 ADD = [Op("aten::add_", "64", around=ENGINE) for _ in range(40)]
 

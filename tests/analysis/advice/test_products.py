@@ -18,6 +18,9 @@ Op = tuple[str, str, int]
 """Name, shapes of inputs, and µs of the kernel; `name <` is backward of the operation before."""
 
 
+KERNELS = {"mine::dequantize": "kDequantizeBlockwise<__nv_bfloat16, 512, 64, 8, 2>"}
+
+
 def findings_of(path: Path, *steps: list[Op]) -> dict[str, Finding]:
     """Write steps of operations that the host launches early; return findings by kind."""
     with FaultyRun(path) as run:
@@ -25,10 +28,11 @@ def findings_of(path: Path, *steps: list[Op]) -> dict[str, Finding]:
         for number, operations in enumerate(steps):
             begin = host
             for name, shapes, us in operations:
-                inputs = shapes, ";".join(["float"] * len(shapes.split(";")))
+                sizes, _, types = shapes.partition(" ")
+                inputs = sizes, types or ";".join(["float"] * len(sizes.split(";")))
                 run.call(host, host + 4 * US, name, inputs=inputs)
                 call = run.api(host + US, host + 2 * US, "cudaLaunchKernel")
-                kernel = "gemm" if "mm" in name else "elementwise_kernel"
+                kernel = "gemm" if "mm" in name else KERNELS.get(name, "elementwise_kernel")
                 device = max(device, host + 4 * US)
                 run.task(device, device + us * US, connection=call, kernel=(kernel, name))
                 device, host = device + us * US, host + 5 * US
@@ -224,3 +228,48 @@ def test_products_have_the_sizes_of_their_last_two_matrices(
 )
 def test_work_of_a_product_is_flops_or_bytes(sizes: tuple[int, int, int, int], work: float) -> None:
     assert product_rules._Product(*sizes).work == work
+
+
+LINEAR: Op = ("aten::mm", "64,4096;4096,4096", 50)
+SCALED: Op = ("aten::mul", "4096,4096;4096,1 c10::BFloat16;c10::BFloat16", 30)
+COPY = "aten::copy_"
+TO_FP8 = "c10::Float8_e4m3fn;c10::BFloat16"
+
+
+@pytest.mark.parametrize(
+    ("layer", "saved_us"),
+    [
+        (
+            [
+                (COPY, "4096,4096;4096,4096 c10::BFloat16;c10::Float8_e4m3fn", 20),
+                SCALED,
+                LINEAR,
+            ],
+            50,
+        ),
+        ([(COPY, "4096,4096;4096,4096 c10::Half;signed char", 20), LINEAR], 20),
+        ([("mine::dequantize", "4096,4096 unsigned char", 30), LINEAR], 30),
+        # Activations are quantized, images are inputs of convolutions, or no product follows.
+        ([(COPY, f"4096,4096;4096,4096 {TO_FP8}", 20), LINEAR], None),
+        ([(COPY, "8,3,64,64;8,3,64,64 c10::Half;unsigned char", 20), LINEAR], None),
+        (
+            [LINEAR, *[SCALED] * 6, (COPY, "9,9;9,9 float;signed char", 20), *[SCALED] * 6],
+            None,
+        ),
+    ],
+)
+def test_dequantization_costs_the_kernels_before_products(
+    tmp_path: Path, layer: list[Op], saved_us: int | None
+) -> None:
+    findings = findings_of(tmp_path / "run.db", *[[REST, *layer * 10]] * 6)
+    assert ("dequantization" in findings) == (saved_us is not None)
+    if saved_us is not None:
+        assert saving_ns(findings["dequantization"]) == 10 * saved_us * US
+        assert "casts_and_copies" not in findings
+
+
+def test_one_8_bit_input_per_step_is_no_dequantization(tmp_path: Path) -> None:
+    image: Op = (COPY, "64,784;64,784 float;unsigned char", 500)
+    findings = findings_of(tmp_path / "run.db", *[[image, *[LINEAR] * 10]] * 6)
+    assert "dequantization" not in findings
+    assert "casts_and_copies" in findings

@@ -125,24 +125,39 @@ def test_synchronization_after_few_launches_is_no_blocking_mode(tmp_path: Path) 
     assert "blocking_launches" not in findings_by_kind(tmp_path / "run.db")
 
 
-def write_blocking_launches(path: Path, *, returns_us: int, short: int = 0) -> Path:
-    """Write kernels whose launch calls return `returns_us` after the kernels end."""
+def write_blocking_launches(
+    path: Path, *, returns_us: int, short: int = 0, at_once: int = 0
+) -> Path:
+    """Write kernels whose launch calls return `returns_us` after the kernels end.
+
+    The first are short, and some of them return at once.
+    """
     with FaultyRun(path) as run:
         for at in range(60):
             begin = at * 100 * US
             end = begin + (19 if at < short else 50) * US
-            takes = end - begin + returns_us * US
+            takes = end - begin + returns_us * US if at >= at_once else 5 * US
             run.kernel(begin + 10 * US, end, launched=begin, takes=takes)
     return path
 
 
 def test_launch_calls_that_return_after_their_kernels_are_a_blocking_mode(tmp_path: Path) -> None:
     """ASCEND_LAUNCH_BLOCKING=1 makes no separate synchronizing calls."""
-    (finding,) = advice(write_blocking_launches(tmp_path / "run.db", returns_us=5)).findings
+    finding, other = advice(write_blocking_launches(tmp_path / "run.db", returns_us=5)).findings
     assert finding.kind == "blocking_launches"
     assert "unset ASCEND_LAUNCH_BLOCKING" in finding.advice
     # Of 100 µs per kernel the host needs 55 without the wait from 10 to 55 µs.
     assert saving_ns(finding) == 59 * 45 * US
+    # The other 15 µs in which the device is idle remain.
+    assert (other.kind, saving_ns(other)) == ("host_bound", 59 * 15 * US)
+
+
+@pytest.mark.parametrize(("at_once", "is_mode"), [(0, True), (12, False)])
+def test_short_kernels_are_a_blocking_mode_if_all_calls_wait(
+    tmp_path: Path, at_once: int, is_mode: bool
+) -> None:
+    path = write_blocking_launches(tmp_path / "run.db", returns_us=5, short=60, at_once=at_once)
+    assert ("blocking_launches" in findings_by_kind(path)) == is_mode
 
 
 def test_waits_for_short_kernels_count_as_well(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ from unified_prof.explain.advice.idle_segments import (
     plural,
     times,
 )
+from unified_prof.explain.advice.optimizer_rules import loop_of_operations
 from unified_prof.explain.schedule.selection import Selection, host_ranges
 from unified_prof.recording import names
 from unified_prof.recording.calls import KERNEL
@@ -112,6 +113,10 @@ def host_bound(context: DeviceContext) -> Iterator[Cause]:
             is_sure = False
     else:
         advice, text = advice + settings, text + why
+        loop, share = ("", 0.0) if context.quick else loop_of_operations(context, spans)
+        if share >= COVERED_SHARE:
+            text += f"; {percent(share)} of it in {loop}"
+            advice = f"compute all runs of the loop at once, or compile it; {advice}"
         text += "" if context.quick else _short_kernels(context)
     text += context.slowed_host
     yield context.finding(

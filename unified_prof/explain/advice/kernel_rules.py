@@ -11,7 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import Ints
-from unified_prof.explain.advice.device_context import PARTS, Cause, DeviceContext
+from unified_prof.explain.advice.device_context import (
+    PARTS,
+    Cause,
+    DeviceContext,
+    matrix_kernels,
+)
 from unified_prof.explain.advice.idle_segments import (
     LESS_RECOMPUTATION,
     TAIL_NS,
@@ -20,6 +25,7 @@ from unified_prof.explain.advice.idle_segments import (
     plural,
     times,
 )
+from unified_prof.explain.advice.optimizer_rules import repeated
 from unified_prof.explain.roofline.breakdown import MATRIX_TARGET, RooflineRow, lost_ns
 from unified_prof.explain.self_time import recomputed
 from unified_prof.recording import names
@@ -155,6 +161,36 @@ def fills(context: DeviceContext) -> Iterator[Cause]:
         advice="use zero_grad(set_to_none=True), torch.empty instead of torch.zeros where all of "
         "it is written, and keep constant tensors",
     )
+
+
+MIN_WEIGHTS = 8  # Minimum weights per step; fewer 8-bit tensors may be inputs, such as images.
+_FROM_8_BITS = re.compile(
+    r"(?:BFloat16|Half|float)\[[\d,]*\], (?:Float8_\w+|(?:un)?signed char)\[\d+,\d+\]"
+)
+
+
+def dequantization(context: DeviceContext) -> Iterator[Cause]:
+    """Find kernels that make 16-bit weights of quantized ones, each for the product after it."""
+    texts, number = _inputs(context)
+    casts = np.array([bool(_FROM_8_BITS.match(one)) for one in texts])[number]
+    casts &= context.matches(context.operator, names.LAYOUT_OPERATION)
+    casts |= context.has_name(names.DEQUANTIZES) & (context.tasks.kind == KERNEL)
+    products = matrix_kernels(context)
+    order = np.lexsort((context.tasks.start_ns, context.tasks.stream))
+    at, ends = np.flatnonzero((casts & ~products)[order]), np.flatnonzero(products[order])
+    until = np.append(ends, len(order) + NEAR)[np.searchsorted(ends, at)]
+    found = np.zeros(len(order), bool)
+    near = until - at <= NEAR  # Scales may be applied in between.
+    for first, last in zip(at[near].tolist(), until[near].tolist(), strict=True):
+        found[order[first:last]] = True
+    if near.sum() >= MIN_WEIGHTS * context.step_count:
+        yield from _avoidable_kernels(
+            context,
+            "dequantization of weights",
+            found & ~context.explained,
+            advice="use kernels that multiply quantized weights (torch._scaled_mm for fp8, Marlin, "
+            "torchao), or keep 16-bit weights if they fit in memory",
+        )
 
 
 def layout_kernels(context: DeviceContext) -> Flags:
@@ -305,7 +341,7 @@ FUSION_SAVING = 0.05  # Minimum saving: of few chains, compilers fuse only a par
 # On an NPU, or if fewer kernels are fusible, only chains of so many kernels count, from this share
 # of kernel time. Casts are part of such chains.
 LONG_CHAIN, LONG_CHAINS_SHARE = 3, 0.05
-MIN_LOOP = 12  # Minimum runs of one operation that are a loop over tensors, not a chain.
+MIN_LOOP = 12  # Minimum runs of a few operations that are a loop over tensors, not a chain.
 _FUSIBLE = names.ELEMENT_WISE, names.CAST, names.REDUCTION, names.NORMALIZATION
 
 
@@ -330,10 +366,10 @@ def unfused_elementwise(context: DeviceContext) -> Iterator[Cause]:
     # Operators of CANN fuse more: pairs of them are rarely one operator.
     if context.is_npu or tasks.length_ns[rows].sum() < ELEMENTWISE_SHARE * kernel_ns:
         rows, chain = rows[count >= LONG_CHAIN], chain[count >= LONG_CHAIN]
-    # The same operation again and again is a loop over tensors.
-    new = (np.diff(context.operator[rows], prepend=-2) != 0) | (np.diff(chain, prepend=-1) != 0)
-    run = np.cumsum(new) - 1
-    several = np.bincount(run)[run] < MIN_LOOP if len(rows) else np.zeros(0, bool)
+    # The same operations again and again are a loop over tensors.
+    several, operation = np.ones(len(rows), bool), context.operator[rows].astype(np.int64)
+    for low, high, _ in repeated(operation + chain * (1 + operation.max(initial=0)), MIN_LOOP):
+        several[low:high] = False
     rows, chain = rows[several], np.unique(chain[several], return_inverse=True)[1]
     length = tasks.length_ns[rows]
     share = int(length.sum()) / kernel_ns if kernel_ns else 0.0
@@ -382,14 +418,18 @@ _FLOAT, _HALF = re.compile(r"\bfloat\["), re.compile(r"\b(?:BFloat16|Half)\[")
 
 def _precisions(context: DeviceContext) -> tuple[Flags, Flags]:
     """Return masks of casts between fp32 and 16 bits, and of other kernels in fp32, by shapes."""
-    framework, tasks = context.recording.framework, context.tasks
-    if framework is None:
-        return np.zeros(len(tasks), bool), np.zeros(len(tasks), bool)
-    texts, number = framework.inputs(
-        framework.direct(context.recording.work.connection.to_array())[tasks.row]
-    )
-    full, low = (
-        np.array([bool(kind.search(one)) for one in [*texts, ""]]) for kind in (_FLOAT, _HALF)
-    )
+    texts, number = _inputs(context)
+    full, low = (np.array([bool(kind.search(one)) for one in texts]) for kind in (_FLOAT, _HALF))
     casts = layout_kernels(context)
     return casts & (full & low)[number], ~casts & (full & ~low)[number]
+
+
+def _inputs(context: DeviceContext) -> tuple[list[str], NDArray[np.int32]]:
+    """Return the distinct inputs of operations, the last empty, and the index of each task's."""
+    framework, row = context.recording.framework, context.tasks.row
+    if framework is None:
+        return [""], np.full(len(row), -1, np.int32)
+    texts, number = framework.inputs(
+        framework.direct(context.recording.work.connection.to_array())[row]
+    )
+    return [*texts, ""], number

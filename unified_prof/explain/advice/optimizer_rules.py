@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -241,22 +242,62 @@ def _loops(context: DeviceContext) -> _Loops:
     key = np.where(other | (calls < 0), -1 - np.arange(len(calls)), name)
     chosen = np.zeros(len(calls), bool)
     begins, ends = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    for low, high, body in repeated(key, MIN_LOOP_RUNS):
+        part = slice(low, high)
+        if chosen[part].any() or not updates[part].any():
+            continue
+        # The same tensor again and again is a recurrence, which nothing can batch.
+        shapes = np.unique(shape[part])
+        if len(shapes) <= body and inputs[int(shapes[0])]:
+            continue
+        chosen[part] = True
+        begins.append(framework.start_ns[calls[low : low + 1]])
+        ends.append(framework.end_ns[calls[high - 1 : high]])
+    host = intervals.merge(np.concatenate(begins), np.concatenate(ends))
+    return _Loops(chosen[number], host, {texts[one] for one in np.unique(name[chosen]).tolist()})
+
+
+def repeated(key: Ints, runs: int) -> Iterator[tuple[int, int, int]]:
+    """Yield begin, end and period of sequences in which a few keys repeat, short periods first."""
     for body in range(1, MAX_LOOP_BODY + 1):
         same = np.concatenate(([False], key[body:] == key[:-body], [False]))
         first, last = np.flatnonzero(same[1:] > same[:-1]), np.flatnonzero(same[1:] < same[:-1])
         for low, high in zip(first.tolist(), (last + body).tolist(), strict=True):
-            part = slice(low, high)
-            if high - low < body * MIN_LOOP_RUNS or chosen[part].any() or not updates[part].any():
-                continue
-            # The same tensor again and again is a recurrence, which nothing can batch.
-            shapes = np.unique(shape[part])
-            if len(shapes) <= body and inputs[int(shapes[0])]:
-                continue
-            chosen[part] = True
-            begins.append(framework.start_ns[calls[low : low + 1]])
-            ends.append(framework.end_ns[calls[high - 1 : high]])
-    host = intervals.merge(np.concatenate(begins), np.concatenate(ends))
-    return _Loops(chosen[number], host, {texts[one] for one in np.unique(name[chosen]).tolist()})
+            if high - low >= body * runs:
+                yield low, high, body
+
+
+# Minimum runs of the same operations one after another that are a loop, and not layers of a model.
+MIN_ROWS = 64
+
+
+def loop_of_operations(context: DeviceContext, idle: IntervalSet) -> tuple[str, float]:
+    """Describe the loop of a few operations in which the host spends most idle time, and how much.
+
+    The share of the idle time is 0 if there is none. Whether the runs depend on each other is
+    not recorded.
+    """
+    framework, work = context.recording.framework, context.recording.work
+    if framework is None:
+        return "", 0.0
+    calls = framework.outermost(work.connection[context.tasks.row])
+    row = np.flatnonzero((calls >= 0) & ~context.in_optimizer & ~context.explained)
+    calls, first = np.unique(calls[row], return_index=True)
+    texts, name = framework.names(calls)
+    spent: Counter[tuple[str, str]] = Counter()
+    runs: Counter[tuple[str, str]] = Counter()
+    for low, high, body in repeated(name.astype(np.int64), MIN_ROWS):
+        line = work.place(int(context.tasks.row[row[first[low]]]))[1] or ""
+        operations = dict.fromkeys(texts[one] for one in name[low : low + body].tolist())
+        loop = ", ".join(operations), line
+        begin, end = framework.start_ns[calls[low]], framework.end_ns[calls[high - 1]]
+        spent[loop] += intervals.clip(idle, int(begin), int(end)).total_ns
+        runs[loop] += (high - low) // body
+    for loop, time_ns in spent.most_common(1):
+        count = f"{runs[loop] // context.step_count:,} times per step"
+        where = f" at {loop[1].rpartition('/')[2]}" * bool(loop[1])
+        return f"a loop that runs {loop[0]} {count}{where}", time_ns / max(idle.total_ns, 1)
+    return "", 0.0
 
 
 def parameter_loop(context: DeviceContext) -> Iterator[Cause]:

@@ -227,6 +227,8 @@ MIN_LAUNCHES = 20  # Minimum number of launches to detect the mode.
 # A launch call that returns within this time after its kernel has waited for it.
 RETURN_NS = 20_000
 LAUNCH_CALL_NS = 10_000  # Usual maximum length of a launch call of a profiled program.
+# Share of shorter kernels from which the mode is blocking; some end before their call returns.
+BLOCKING_SHORT_SHARE = 0.95
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -483,14 +485,16 @@ def blocking_launches(context: DeviceContext) -> Iterator[Cause]:
     order = order[launching[order] | is_sync[order]]
     same_thread = calls.thread[order[1:]] == calls.thread[order[:-1]]
     followed = int((launching[order[:-1]] & is_sync[order[1:]] & same_thread).sum())
-    # Shorter kernels may end before their launch call returns by itself.
-    long = tasks.length_ns >= LAUNCH_CALL_NS
-    kernels = np.flatnonzero((row >= 0) & (tasks.kind == KERNEL) & long)
+    kernels = np.flatnonzero((row >= 0) & (tasks.kind == KERNEL))
+    long, limit = kernels[tasks.length_ns[kernels] >= LAUNCH_CALL_NS], BLOCKING_SHORT_SHARE
+    if len(np.unique(row[long])) >= MIN_LAUNCHES:
+        kernels, limit = long, BLOCKING_SHARE
     after_end = calls.end_ns[row[kernels]] - tasks.end_ns[kernels]
     waiting = (after_end >= 0) & (after_end <= RETURN_NS)
     returned, judged = len(np.unique(row[kernels[waiting]])), len(np.unique(row[kernels]))
-    share = max(followed / launches, returned / judged if judged >= MIN_LAUNCHES else 0.0)
-    if share <= BLOCKING_SHARE:
+    by_return = returned / judged if judged >= MIN_LAUNCHES else 0.0
+    share = max(followed / launches, by_return)
+    if followed <= BLOCKING_SHARE * launches and by_return <= limit:
         return
     if followed >= returned:
         gaps = _sync_gaps(context)
@@ -506,16 +510,17 @@ def blocking_launches(context: DeviceContext) -> Iterator[Cause]:
         change = _without_waits(context, gaps)
         text = "are followed by a synchronization"
     else:
+        # Without the wait, a launch call returns when its kernel begins.
+        every = np.flatnonzero(row >= 0)
+        every = every[calls.end_ns[row[every]] >= tasks.end_ns[every]]
+        blocked = context.clip(tasks.start_ns[every], calls.end_ns[row[every]])
         windows = [idle.take(mask) for idle, mask in context.host_bound_windows()]
         host_bound = IdleSegments.concatenate(windows)
         idle = intervals.merge(host_bound.start_ns, host_bound.end_ns)
         idle = intervals.subtract(idle, context.claimed)
         cost, evidence = idle.total_ns, list(context.evidence(kernels[waiting]))
-        # Without the wait, a launch call returns when its kernel begins.
-        every = np.flatnonzero(row >= 0)
-        every = every[calls.end_ns[row[every]] >= tasks.end_ns[every]]
-        blocked = tasks.start_ns[every], calls.end_ns[row[every]]
-        change = Selection(host=context.clip(*blocked))
+        idle = intervals.intersect(idle, blocked)
+        change = Selection(host=blocked)
         text = "return only after their kernel"
     context.claim(idle)
     yield context.finding(
