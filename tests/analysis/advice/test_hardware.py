@@ -66,7 +66,7 @@ def test_size_that_does_not_fit_tensor_cores_is_reported(tmp_path: Path) -> None
         "inefficient_operation"
     ]
     assert whole.figures["misaligned"] == 0
-    assert "layout (channels_last)" in whole.advice
+    assert whole.advice == "use a larger batch, fusion or another kernel (max-autotune)"
 
 
 def test_fp32_matmul_costs_the_time_above_bf16(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_advice_to_pad_names_the_operations_that_it_is_for(tmp_path: Path) -> No
         found[columns] = findings_by_kind(tmp_path / f"{columns}.db")["inefficient_operation"]
     other, pad = sorted(found[2047].advice.split("; "))
     assert pad.startswith("aten::mm [1024,4096] [4096,2047] bf16: pad inner")
-    assert other.startswith("aten::mm [1001,4096] [4096,2048] bf16: check")
+    assert other.startswith("aten::mm [1001,4096] [4096,2048] bf16: use")
     assert "pad" not in found[2048].advice
 
 
@@ -200,3 +200,26 @@ def test_fp64_and_fp32_are_priced_separately(tmp_path: Path, doubles: int) -> No
             assert [row["name"] for row in findings[kind].evidence] == [
                 f"aten::mm [1024,4096] [4096,2048] {dtype}"
             ]
+
+
+@pytest.mark.parametrize(("share", "found"), [(0.6, False), (0.3, True)])
+def test_gradients_of_batch_norm_read_their_tensors_twice(
+    tmp_path: Path, share: float, found: bool
+) -> None:
+    """At 60 % of the bandwidth with five passes over a tensor, three would reach 36 %."""
+    moved = 5 * 4 * 64 * 256 * 56 * 56
+    time_ns = round(moved / share / 3350e9 * 1e9)
+    with Shaped(tmp_path / "run.db") as device:
+        device.set_device_name(H100)
+        for at in range(10):
+            shapes = "64,256,56,56;64,256,56,56;256"
+            name, types = "aten::cudnn_batch_norm_backward", "float;float;float"
+            device.operation(at * 10, at * 10 + 5, name, shapes, types, launches=at + 1)
+            begin = 1000 + 2 * at * time_ns
+            device.kernel(begin, begin + time_ns, "bn_bw", at + 1)
+            device.kernel(begin + time_ns, begin + 2 * time_ns, "gemm")
+    finding = findings_by_kind(tmp_path / "run.db").get("inefficient_operation")
+    assert (finding is not None) == found
+    if finding is not None:
+        assert saving_ns(finding) == pytest.approx(10 * time_ns * (1 - share / 0.8), rel=0.001)
+        assert "torch.compile" in finding.advice

@@ -70,7 +70,13 @@ def loop(
 
 
 @pytest.mark.parametrize(
-    "names", [AVERAGE, ("aten::lerp_",), ("aten::linalg_vector_norm", "aten::pow", "aten::add")]
+    "names",
+    [
+        AVERAGE,
+        ("aten::lerp_",),
+        ("aten::to", "aten::mul_", "aten::add_"),
+        ("aten::linalg_vector_norm", "aten::pow", "aten::add"),
+    ],
 )
 def test_parameter_loop_costs_time_between_kernels(tmp_path: Path, names: tuple[str, ...]) -> None:
     finding = findings_of(tmp_path / "run.db", loop(*names))["parameter_loop"]

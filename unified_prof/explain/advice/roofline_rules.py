@@ -71,29 +71,35 @@ def inefficient_operation(context: DeviceContext) -> Iterator[Cause]:
     )
 
 
+_PAD = "pad inner dimensions (channels of a convolution) to a multiple of 8 (16 for 8-bit types)"
+_PAD_NPU = "pad inner dimensions to a multiple of 256 elements, at least of 16 (a cube block)"
+_TRANSFORM = "pad lengths of transforms to products of 2, 3, 5 and 7"
+_TUNE = {  # Advice by the kind of operation.
+    "convolution": "use layout channels_last, torch.backends.cudnn.benchmark, a larger batch",
+    "matrix": "use a larger batch, fusion or another kernel (max-autotune)",
+    **dict.fromkeys(
+        ("vector", "copy"),
+        "check the layout (contiguous, channels_last), fuse it with others (torch.compile)",
+    ),
+}
+_TUNE_NPU = "check shapes, format and dtype: larger batch, fusion, another tiling"
+
+
 def _better_shapes(is_npu: bool, slow: list[RooflineRow], unaligned: list[RooflineRow]) -> str:
     """Return the advice for operations below the roofline, each with those that it is for."""
-    pad, others = (
-        "pad inner dimensions (channels of a convolution) to a multiple of 8 (16 for 8-bit types)",
-        "check shapes, layout (channels_last) and dtype: larger batch, fusion, another kernel "
-        "(torch.backends.cudnn.benchmark, max-autotune)",
-    )
-    if is_npu:
-        pad = "pad inner dimensions to a multiple of 256 elements, at least of 16 (a cube block)"
-        others = "check shapes, format and dtype: larger batch, fusion, another tiling"
-    lengths = {
-        size: fast
-        for row in slow
-        for size in (row.cost.inner if row.cost and row.cost.unit == "vector" else ())
-        if (fast := _fast_length(size)) != size
-    }
-    texts = " and ".join(f"{size:,} to {fast:,}" for size, fast in lengths.items())
-    transforms = f"pad transforms to lengths without prime factors above 7 ({texts})"
     hints: dict[str, list[str]] = {}
     for row in slow:
-        hint = pad if row in unaligned else others
-        if row.cost and row.cost.unit == "vector" and lengths.keys() & {*row.cost.inner}:
-            hint = transforms
+        assert row.cost is not None
+        is_convolution = names.class_of_operation(row.name) == names.CONVOLUTION
+        kind = "convolution" if is_convolution else row.cost.unit
+        lengths = {one: _fast_length(one) for one in row.cost.inner if kind == "vector"}
+        bad = [f"{one:,} to {fast:,}" for one, fast in lengths.items() if fast != one]
+        if row in unaligned:
+            hint = _PAD_NPU if is_npu else _PAD
+        elif bad:
+            hint = f"{_TRANSFORM} ({' and '.join(bad)})"
+        else:
+            hint = _TUNE_NPU if is_npu else _TUNE[kind]
         hints.setdefault(hint, []).append(f"{row.name} {row.shapes}")
     if len(hints) == 1:
         return next(iter(hints))
