@@ -86,6 +86,27 @@ def test_parameter_loop_costs_time_between_kernels(tmp_path: Path, names: tuple[
     assert "_foreach_lerp_" in finding.advice
 
 
+@pytest.mark.parametrize(
+    ("names", "merged"),
+    [
+        (("aten::to", "aten::mul_", "aten::add_"), 2),
+        (("aten::mul_", "aten::add_", "aten::add_"), 1),
+        (("aten::lerp_",), 0),
+        (("aten::mul_",), 0),
+        (("aten::linalg_vector_norm", "aten::mul_"), 0),
+    ],
+)
+def test_updates_of_large_tensors_cost_their_scalings_and_casts(
+    tmp_path: Path, names: tuple[str, ...], merged: int
+) -> None:
+    """The host is ahead of kernels of 100 µs."""
+    operations = [one._replace(us=100) for one in loop(*names)]
+    finding = findings_of(tmp_path / "run.db", operations).get("parameter_loop")
+    assert (finding is not None) == (merged > 0)
+    if finding is not None:
+        assert saving_ns(finding) == pytest.approx(40 * merged * 100 * US, rel=0.05)
+
+
 @pytest.mark.parametrize("gpu", [False, True])
 @pytest.mark.parametrize("frame", ["", "torch/nn/utils/clip_grad.py(198): clip_grad_norm_"])
 def test_loop_that_clips_gradients_is_named(tmp_path: Path, gpu: bool, frame: str) -> None:

@@ -223,6 +223,7 @@ class _Loops:
     """Loops of small operations over many tensors, outside the passes and optimizers."""
 
     rows: Flags  # Mask of the tasks.
+    merged: Flags  # Those that one kernel for the body, such as that of lerp_, would not move.
     host: IntervalSet  # When the host launches them.
     names: set[str]  # Names of the operations.
 
@@ -240,7 +241,9 @@ def _loops(context: DeviceContext) -> _Loops:
     updates = np.array([text.endswith("_") or names.NORM(text) for text in texts])[name]
     inputs, shape = framework.inputs(calls)
     key = np.where(other | (calls < 0), -1 - np.arange(len(calls)), name)
-    chosen = np.zeros(len(calls), bool)
+    chosen, merged = np.zeros((2, len(calls)), bool)
+    norms = np.array([bool(names.NORM(text)) for text in texts])[name]
+    writes = np.array([text.endswith("_") and not names.SCALES(text) for text in texts])[name]
     begins, ends = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     for low, high, body in repeated(key, MIN_LOOP_RUNS):
         part = slice(low, high)
@@ -251,10 +254,13 @@ def _loops(context: DeviceContext) -> _Loops:
         if len(shapes) <= body and inputs[int(shapes[0])]:
             continue
         chosen[part] = True
+        # Scalings and casts can be part of an update; a norm is needed before all of them.
+        merged[part] = ~writes[part] & writes[part].any() & ~norms[part].any()
         begins.append(framework.start_ns[calls[low : low + 1]])
         ends.append(framework.end_ns[calls[high - 1 : high]])
     host = intervals.merge(np.concatenate(begins), np.concatenate(ends))
-    return _Loops(chosen[number], host, {texts[one] for one in np.unique(name[chosen]).tolist()})
+    found = {texts[one] for one in np.unique(name[chosen]).tolist()}
+    return _Loops(chosen[number], merged[number], host, found)
 
 
 def repeated(key: Ints, runs: int) -> Iterator[tuple[int, int, int]]:
@@ -306,11 +312,11 @@ def parameter_loop(context: DeviceContext) -> Iterator[Cause]:
     yield from _zeroed_gradients(context, loops)
     rows = np.flatnonzero(loops.rows & ~context.explained)
     context.explained[rows] = True
-    cost = _launch_costs(context, rows, 0.0)
+    cost = _launch_costs(context, rows, loops.merged[rows].astype(np.float64))
     if cost.share < WARN_SHARE:
         return
     count = plural(len(rows) // context.step_count, "kernel")
-    advice = "update all tensors at once: torch._foreach_mul_, _foreach_lerp_, _foreach_norm; "
+    advice = "update all tensors at once: torch._foreach_lerp_ (for mul_ and add_), _foreach_norm; "
     advice += "clip_grad_norm_(foreach=True), AveragedModel without avg_fn"
     clips = _clips_gradients(context, loops)
     if clips:
