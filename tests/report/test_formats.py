@@ -13,12 +13,13 @@ import pytest
 
 from tests.analysis.builders import memory_report, run_time_report, training_step
 from tests.report.on_page import embedded_data
+from unified_prof.arrays.packed import encode_varints
 from unified_prof.errors import UsageError
 from unified_prof.explain.api import open_analyses, open_reports
 from unified_prof.report import document, formats, report_document, report_formats, terminal
 from unified_prof.report import html_page as html
 from unified_prof.report.figures import Figures, collect_figures
-from unified_prof.report.formats import ReportRequest, encode_varints
+from unified_prof.report.formats import ReportRequest
 
 HOSTILE = [
     "<script>alert(1)</script>",

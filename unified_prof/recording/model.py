@@ -14,13 +14,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
-
-from unified_prof.base.columns import CoveredPart
 from unified_prof.base.display import Displayed
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # NumPy doubles the time of `uprof report --help`.
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from unified_prof.base.columns import CoveredPart
     from unified_prof.recording.recording import Recording
 
 By = str  # The name of a breakdown, one of `KINDS`.
@@ -438,6 +438,8 @@ class Distribution:
     @classmethod
     def from_values(cls, values_ns: NDArray[np.integer]) -> Distribution | None:
         """Return the distribution of values, None if there are none."""
+        import numpy as np
+
         if not len(values_ns):
             return None
         median, p90 = np.percentile(values_ns, (50, 90), method="lower").astype(np.int64)

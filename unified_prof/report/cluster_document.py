@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.arrays.packed import encode_varints
 from unified_prof.cluster.overview import GroupRow, Overview, RankRow, StepRow, format_ranges
 from unified_prof.cluster.step_lanes import select_lanes
 from unified_prof.cluster.stored_run import FindingRecord, GroupRecord, LinkRecord
 from unified_prof.report import names
 from unified_prof.report.document import csv_text, dump_json, fill_page
-from unified_prof.report.formats import ClusterRequest, encode_varints
+from unified_prof.report.formats import ClusterRequest
 
 
 @dataclass(frozen=True, slots=True)

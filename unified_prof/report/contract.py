@@ -58,7 +58,7 @@ def _shape(
         if isinstance(one, dict):
             kinds |= {key: kind for kind, names in one.items() for key in names.split()}
         else:
-            kinds |= get_type_hints(one)
+            kinds |= get_type_hints(one, localns={"CoveredPart": CoveredPart})
     kinds = {
         key: _kind(kind) for key, kind in (kinds | fields).items() if key not in without.split()
     }

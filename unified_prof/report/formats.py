@@ -7,15 +7,11 @@ Number columns of HTML pages are encoded as LEB128 in base64.
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
-
-import numpy as np
-from numpy.typing import NDArray
 
 from unified_prof.errors import UsageError
 
@@ -113,31 +109,6 @@ def find_format(name: str) -> Format:
     raise UsageError(
         f"unknown format {name!r}", hint=f"known: {', '.join(FORMAT_NAMES)}", slug="unknown-format"
     )
-
-
-def encode_varints(values: NDArray[np.integer]) -> str:
-    """Return non-negative numbers in base64, seven bits per byte, lowest first (LEB128).
-
-    The highest bit of a byte means that more bytes follow. Most durations and gaps take two or
-    three bytes, a quarter of their decimal text. Raises ValueError if a number is negative.
-    """
-    if len(values) and values.min() < 0:
-        raise ValueError("negative numbers cannot be encoded")
-    left = values.astype(np.uint64)
-    lengths = np.ones(len(left), np.int64)
-    rest = left >> np.uint64(7)
-    while rest.any():
-        lengths += rest > 0
-        rest >>= np.uint64(7)
-    offsets = np.cumsum(lengths) - lengths
-    result = np.zeros(int(lengths.sum()), np.uint8)
-    for place in range(int(lengths.max(initial=0))):
-        has = lengths > place
-        byte = (left[has] & np.uint64(127)).astype(np.uint8)
-        byte[lengths[has] > place + 1] |= 128
-        result[offsets[has] + place] = byte
-        left >>= np.uint64(7)
-    return base64.b64encode(result.tobytes()).decode("ascii")
 
 
 @dataclass(frozen=True, slots=True)

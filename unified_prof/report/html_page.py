@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.arrays.packed import encode_varints
 from unified_prof.base.text import CAPTURE_FACT, parsed_fact
 from unified_prof.explain.api import Opened
 from unified_prof.explain.critical_path import DISPLAY_NAMES
@@ -30,7 +31,7 @@ from unified_prof.report.figures import (
     figures_document,
     readable_answers,
 )
-from unified_prof.report.formats import ReportRequest, encode_varints
+from unified_prof.report.formats import ReportRequest
 from unified_prof.report.names import (
     analysis_notes,
     anomaly_name,
