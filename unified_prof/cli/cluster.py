@@ -167,7 +167,7 @@ def diff(
             lambda: cluster_text.cluster_difference_document(found, top=top),
             full_names=full_names,
         )
-    target.deliver(text)
+    target.deliver(text, note=not result.quiet)
 
 
 @cluster.command(

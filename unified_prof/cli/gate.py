@@ -453,7 +453,7 @@ def diff(
     else:
         found = _compare([base, *(more_base or [])], [new, *(more_new or [])], how)
     text = found.text or target.render(found.fields, found.document, full_names=full_names)
-    target.deliver(text)
+    target.deliver(text, note=not result.quiet)
     for warning in () if target.is_text else found.warnings:
         result.printer.warning(warning)
 

@@ -106,7 +106,7 @@ def report(
         from unified_prof.report.watch_document import render_watched
 
         content, missing = render_watched(folder, shape.name, rank, request)
-        target.deliver(content)
+        target.deliver(content, note=not result.quiet)
         printing.end_if_missing(missing)
         return
     reader = Reader(result.printer, convert, target.file)
@@ -201,7 +201,7 @@ def advise(
                 lambda: advice.advice_document(reports, of_run, top=rows, is_run=is_summary),
                 full_names=full_names,
             )
-        target.deliver(text)
+        target.deliver(text, note=not result.quiet)
     if is_summary:
         result.printer.hint("use --rank N to analyze the recording of one rank")
     printing.end_if_missing("" if opened is None else opened.coverage.sentence)

@@ -96,6 +96,12 @@ LAUNCHES_GRAPH: Final = Words("graph_launch")
 CAPTURED_LAUNCH: Final = Words(
     r"launch_(?:\w+_)?kernel mem(?:cpy|set)_(?:\w+_)?async", but="graph_launch"
 )
+# Operations and ranges of programs on a GPU, with or without recorded device activity.
+USES_GPU: Final = Words(
+    "^nccl ^cuda ^cu ^hip aten_(?:cudnn|miopen) aten_record_stream aten_pin_memory triton "
+    "aten_scaled_dot_product_(?:flash|efficient|cudnn)_attention$",
+    but="acceptable",  # asked on CPUs too
+)
 COPIES_MEMORY: Final = Words("mem(?:cpy|set)")
 BEGINS_CAPTURE: Final = Words("begin_capture")
 ENDS_CAPTURE: Final = Words("end_capture")

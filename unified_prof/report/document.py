@@ -504,7 +504,7 @@ def _is_separated(before: str, kind: str) -> bool:
         return before not in ("title", "warning")
     if kind == "warning":
         return before != "title"
-    return False
+    return kind == "note" and before in ("table", "line")
 
 
 def text_columns(rows: Sequence[tuple[str, ...]]) -> list[Column]:

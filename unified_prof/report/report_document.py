@@ -50,6 +50,14 @@ _FAMILIES = {
     "skyline-run-time + skyline-memory": "Skyline run time and memory reports",
     "msprof": "msprof database",
 }
+# Decoder -> the kind of recording that it converted.
+_RECORDINGS = {
+    "kineto": "torch.profiler trace",
+    "nsys": "Nsight Systems export",
+    "rocm": "ROCm profiler recording",
+    "ascend_pt": "torch_npu recording",
+    "ascend_text": "torch_npu text export",
+}
 _REMARKS = re.compile("; .*")
 # Directory of a cached report: a message names it, and its hash says nothing to readers.
 _CACHE = re.compile(r".*[/\\]uprof[/\\]reports[/\\][0-9a-f]{32}[/\\]")
@@ -137,6 +145,9 @@ def report_title(summary: Summary) -> str:
     """Return the title of a report."""
     family = _FAMILIES.get(summary.family, summary.family)
     path = _CACHE.sub("", names.neutral(summary.path))
+    recording = _RECORDINGS.get(dict(summary.facts).get("decoder", ""))
+    if recording is not None:
+        return f"{path}: {recording} ({family} {summary.revision})"
     return f"{path}: {family}, revision {summary.revision}"
 
 

@@ -127,7 +127,8 @@ class _TextRenderer:
         labels = [block.label for block in blocks if isinstance(block, Text)]
         label_width = max(map(cell_len, labels), default=0)
         for index, block in enumerate(blocks):
-            if is_separated and (not index or not isinstance(block, Text) or not block.label):
+            joined = isinstance(block, Text) and (block.label or block.kind == "note")
+            if is_separated and not (index and joined):
                 self._console.print()
             if isinstance(block, Table):
                 self._table(block, more)

@@ -45,6 +45,21 @@ def test_copy_before_the_computation_costs_its_time(tmp_path: Path) -> None:
     assert finding.figures["moved_bytes"] == 4 * 40 * MB
 
 
+@pytest.mark.parametrize(("layers", "named"), [(8, True), (7, False)])
+def test_repeated_copies_of_several_sizes_are_offloaded_weights(
+    tmp_path: Path, layers: int, named: bool
+) -> None:
+    with RunWithCopies(tmp_path / "run.db") as run:
+        for begin in run.steps(5, 10 * MS):
+            for at in range(3 * layers):
+                start = begin + at * 160 * US
+                size = (40, 20, 10)[at % 3] * MB
+                run.copy(start, start + 160 * US, size, "Memcpy HtoD (Pinned -> Device)")
+            run.kernel(begin + 3 * layers * 160 * US, begin + 10 * MS)
+    finding = findings_by_kind(tmp_path / "run.db")["exposed_copies"]
+    assert ("96 copies of 38.1 MiB, 19.1 MiB and 9.54 MiB" in finding.text) == named
+
+
 def test_overlapped_copy_is_no_finding(tmp_path: Path) -> None:
     path = steps(tmp_path / "run.db", at=MS, takes=4 * MS, computing=(0, 10 * MS))
     assert advice(path).findings == ()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.analysis.advice.faulty_runs import MS, FaultyRun, findings_by_kind, saving_ns
+from tests.analysis.advice.faulty_runs import MS, FaultyRun, advice, findings_by_kind, saving_ns
 from unified_prof.base.columns import API_MARK, API_OPERATION, API_PYTHON
 
 ATTENTION = ("aten::matmul", "aten::div", "aten::softmax", "aten::matmul")
@@ -37,6 +37,10 @@ def test_attention_costs_softmax_and_scaling(tmp_path: Path, operations: tuple[s
     ("frame", "place"),
     [
         ("/home/me/log.py(7): write", "around write at /home/me/log.py:7 before aten::operation3"),
+        (
+            "/home/me/log.py(7): write;<built-in function collect>",
+            "around gc.collect() in write at /home/me/log.py:7 before aten::operation3",
+        ),
         (None, "before aten::operation3"),
         ("## loss ##", "before aten::operation3 in ## loss ##"),
         ("ShrinkBackward", "before aten::operation3 in ShrinkBackward"),
@@ -58,11 +62,11 @@ def test_gaps_at_the_same_place_of_each_step_are_time_between_operations(
             start = begin
             for at in range(7):
                 if at == gap:
-                    if frame is not None:
-                        is_node = frame.endswith(("Backward", "0"))
+                    for one in () if frame is None else frame.split(";"):
+                        is_node = one.endswith(("Backward", "0"))
                         kind = API_OPERATION if is_node else API_MARK
-                        kind = API_PYTHON if ".py" in frame else kind
-                        run.call(start, start + 3 * MS, frame, kind=kind)
+                        kind = API_PYTHON if ".py" in (frame or "") else kind
+                        run.call(start, start + 3 * MS, one, kind=kind)
                     start += 3 * MS
                 name = f"aten::operation{at}"
                 if at == gap and frame is None:
@@ -159,3 +163,29 @@ def test_recomputed_operations_cost_time(tmp_path: Path, around: str, sure: str 
             run.call(begin + 6 * MS, begin + 10 * MS, "aten::gelu")
     found = findings_by_kind(tmp_path / "run.db").get("recomputation")
     assert (found and (found.sure, saving_ns(found))) == (sure and (sure, 4 * MS))
+
+
+@pytest.mark.parametrize(
+    ("operation", "call", "ranges", "kind"),
+    [
+        ("aten::mm", "cudaLaunchKernel", 0, "gpu_not_recorded"),
+        ("aten::record_stream", None, 0, "gpu_not_recorded"),
+        ("aten::cudnn_is_acceptable", None, 0, None),  # recorded on CPUs, too
+        ("aten::mm", "launch", 0, None),
+        ("aten::mm", "cudaLaunchKernel", 9, None),
+        ("aten::mm", "cudaLaunchKernel", 10, "kernel_replay"),
+    ],
+)
+def test_recordings_with_wrong_times_are_named_first(
+    tmp_path: Path, operation: str, call: str | None, ranges: int, kind: str | None
+) -> None:
+    with FaultyRun(tmp_path / "run.db") as run:
+        for begin in run.steps(6, 10 * MS):
+            run.call(begin, begin + 4 * MS, operation)
+            if call is not None:
+                run.api(begin + MS, begin + 2 * MS, call)
+        text = {"category": run.text("cuda_profiler_range"), "name": run.text("kernel")}
+        for at in range(ranges):
+            run.row("UPROF_TRACE_EVENTS", startNs=at, endNs=at + 1, process="", thread="", **text)
+    first = next(iter(advice(tmp_path / "run.db").findings), None)
+    assert (first and first.kind) == (kind or "time_between_operations")

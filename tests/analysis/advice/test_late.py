@@ -42,6 +42,22 @@ def test_late_kernel_in_a_single_step_has_no_cost(tmp_path: Path) -> None:
     assert "it occurs in only one of 3 steps" in finding.text
 
 
+@pytest.mark.parametrize(("takes", "name"), [(8 * MS, "b"), (8 * MS, "add_kernel"), (2 * US, "b")])
+def test_launch_that_loads_a_kernel_is_named_first(tmp_path: Path, takes: int, name: str) -> None:
+    with FaultyRun(tmp_path / "run.db") as run:
+        for step, begin in enumerate(run.steps(3, 20 * MS)):
+            run.kernel(begin + 5 * US, begin + 9 * MS, launched=begin)
+            late = (name, takes) if step == 1 else ("add_kernel", 2 * US)
+            start = begin + 10 * MS + 8 * MS * (step == 1)
+            run.kernel(
+                start, begin + 20 * MS, launched=begin + 10 * MS, name=late[0], takes=late[1]
+            )
+    finding = next(one for one in advice(tmp_path / "run.db").findings if one.kind == "late_work")
+    assert saving_ns(finding) == 0
+    loads = takes == 8 * MS and name == "b"
+    assert finding.text.startswith("first launches: the device is idle" if loads else "late")
+
+
 @pytest.mark.parametrize(("late_ns", "slow"), [(900 * US, range(5)), (2 * MS, range(1, 2))])
 def test_short_or_rare_delays_are_no_finding(tmp_path: Path, late_ns: int, slow: range) -> None:
     assert "late_work" not in findings_by_kind(

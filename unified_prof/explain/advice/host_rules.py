@@ -20,14 +20,12 @@ from unified_prof.explain.advice.device_context import (
     code_place,
 )
 from unified_prof.explain.advice.idle_segments import (
-    COSTLY,
     COVERED_SHARE,
     EVIDENCE_ROWS,
     NO_IDLE,
     WARN_SHARE,
     Flags,
     IdleSegments,
-    costly_name,
     duration,
     evidence_row,
     percent,
@@ -38,7 +36,6 @@ from unified_prof.explain.advice.optimizer_rules import loop_of_operations
 from unified_prof.explain.schedule.selection import Selection, host_ranges
 from unified_prof.recording import names
 from unified_prof.recording.calls import KERNEL
-from unified_prof.recording.framework import FORWARD
 from unified_prof.recording.idle import HOST, INPUT, LATE_NS, LAUNCHED, SYNCHRONIZING, UNRECORDED
 from unified_prof.recording.model import Evidence
 from unified_prof.recording.python_frames import user_frame
@@ -338,7 +335,6 @@ def _short_kernels(context: DeviceContext) -> str:
     )
 
 
-COSTLY_SHARE = 0.10  # Minimum share of the time, as for tracked workloads.
 # Minimum share of a step (TraceML's threshold), and for a device with waits of `LONG_NS` or more.
 WAIT_SHARE, DEVICE_WAIT_SHARE = 0.10, 0.05
 # A single wait of this length is reported (MindStudio advisor's threshold) if waits take at least
@@ -430,58 +426,6 @@ def _input_ranges(context: DeviceContext) -> list[Evidence]:
     return rows
 
 
-def costly_operations(context: DeviceContext) -> Iterator[Cause]:
-    """Find operations with a cheaper alternative that take much of the time.
-
-    Operations with a backward pass are part of a model: it concatenates features, for example.
-    """
-    calls, trained = context.recording.calls, set[str]()
-    if calls.backward_ns is not None:
-        rows = calls.name[calls.backward_ns > 0]
-        trained = {calls.labels.texts[number] for number in np.unique(rows).tolist()}
-    framework = context.recording.framework
-    assert framework is not None
-    # With the kernels that sort the indices.
-    call = framework.direct(context.recording.work.connection[context.tasks.row])
-    adds = context.has_name(names.ADDS_AT_INDICES)
-    adds |= np.isin(call, call[adds & (call >= 0)])
-    for name, (what, advice) in COSTLY.items():
-
-        def is_costly(text: str, name: str = name) -> bool:
-            return costly_name(text) == name and text not in trained
-
-        costly = context.matches(context.operator, is_costly) & ~adds
-        rows = np.flatnonzero(adds if name == "indexing_backward" else costly)
-        cost = context.busy_ns(rows)
-        if (share := context.share(cost)) >= COSTLY_SHARE:
-            saved = 1.0
-            if name == "indexing_backward":
-                saved -= min(ADDED_PASSES * _gather_ns(context, rows) / cost, 1.0)
-            yield context.finding(
-                saved * cost,
-                f"{name}: {what} takes {percent(share)} of the time",
-                kind="costly_operation",
-                advice=advice,
-                sure="possible",
-                change=context.saving(rows, saved * context.tasks.length_ns[rows]),
-                figures={"operation": name, "share": round(share, 4)},
-                evidence=context.evidence(rows),
-            )
-
-
-# Bytes that index_add_ moves, which reads the values and updates the rows, over those of x[index].
-ADDED_PASSES = 1.5
-
-
-def _gather_ns(context: DeviceContext, rows: Ints) -> int:
-    """Return the time of the forward operations whose backward pass launched some tasks."""
-    launches, row = context.recording.work.launches, context.tasks.row
-    owner = launches.call[row]
-    forward = np.isin(owner, owner[rows]) & (owner >= 0) & (launches.passes[row] == FORWARD)
-    forward[rows] = False
-    return context.busy_ns(np.flatnonzero(forward))
-
-
 def late_work(context: DeviceContext) -> Iterator[Cause]:
     """Find launch latencies of a millisecond or more on an idle device."""
     idle = _late_gaps(context, LAUNCHED)
@@ -489,17 +433,33 @@ def late_work(context: DeviceContext) -> Iterator[Cause]:
         return
     call, single = _call_in_longest(context, idle), _single_event(context, idle)
     meanwhile = f", while the host is in {call}" if call else ""
-    yield _late_finding(
-        context,
-        idle,
-        # A single occurrence has no cost per step.
-        0 if single else int(idle.length_ns.sum()),
-        f"late kernels: the device is idle {_describe_gaps(context, idle)}{meanwhile}; no recorded "
-        f"event explains it{single}",
+    gaps, cost_ns = _describe_gaps(context, idle), int(idle.length_ns.sum())
+    text = f"late kernels: the device is idle {gaps}{meanwhile}; no recorded event explains it"
+    advice = (
         "record longer, with profiler.step() after each iteration: pending tasks, lazily "
         "loaded kernels, graph uploads and the profiler itself cause this only once; other "
-        "programs on the same device cause it repeatedly",
+        "programs on the same device cause it repeatedly"
     )
+    if is_first := _loads_code(context, idle):
+        gaps = gaps.replace("although tasks are enqueued ", "")
+        text = f"first launches: the device is idle {gaps}{meanwhile}, probably to load a kernel"
+        advice, single = "record later iterations: a program loads a kernel only once", ""
+    # A single occurrence has no cost per step.
+    yield _late_finding(context, idle, 0 if single or is_first else cost_ns, text + single, advice)
+
+
+def _loads_code(context: DeviceContext, idle: IdleSegments) -> bool:
+    """Return True if in most of the gaps, the host launches a kernel for the first time."""
+    work, calls = context.recording.work, context.recording.host_calls
+    if context.quick or not len(calls):
+        return False
+    call = calls.launching(work.connection[idle.task])
+    launching = (call >= 0) * (calls.end_ns[call] - calls.start_ns[call])
+    rows = np.arange(len(work))
+    order = np.argsort(work.start_ns[rows], kind="stable")
+    first = order[np.unique(work.kernel[order], return_index=True)[1]]
+    loads = (launching >= COVERED_SHARE * idle.length_ns) & np.isin(idle.task, first)
+    return int(idle.length_ns[loads].sum()) >= COVERED_SHARE * int(idle.length_ns.sum())
 
 
 def unrecorded_work(context: DeviceContext) -> Iterator[Cause]:

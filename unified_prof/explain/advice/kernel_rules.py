@@ -18,9 +18,11 @@ from unified_prof.explain.advice.device_context import (
     matrix_kernels,
 )
 from unified_prof.explain.advice.idle_segments import (
+    COSTLY,
     LESS_RECOMPUTATION,
     TAIL_NS,
     Flags,
+    costly_name,
     percent,
     plural,
     times,
@@ -30,7 +32,7 @@ from unified_prof.explain.roofline.breakdown import MATRIX_TARGET, RooflineRow, 
 from unified_prof.explain.self_time import recomputed
 from unified_prof.recording import names
 from unified_prof.recording.calls import KERNEL
-from unified_prof.recording.framework import BACKWARD
+from unified_prof.recording.framework import BACKWARD, FORWARD
 
 PATTERN_SHARE = 0.05  # Minimum share of the time, matrix kernels included.
 NEAR = 5  # Maximum kernels (scale, mask, cast, dropout) between a matrix kernel and the softmax.
@@ -433,3 +435,58 @@ def _inputs(context: DeviceContext) -> tuple[list[str], NDArray[np.int32]]:
         framework.direct(context.recording.work.connection.to_array())[row]
     )
     return [*texts, ""], number
+
+
+COSTLY_SHARE = 0.10  # Minimum share of the time, as for tracked workloads.
+
+
+def costly_operations(context: DeviceContext) -> Iterator[Cause]:
+    """Find operations with a cheaper alternative that take much of the time.
+
+    Operations with a backward pass are part of a model: it concatenates features, for example.
+    """
+    calls, trained = context.recording.calls, set[str]()
+    if calls.backward_ns is not None:
+        rows = calls.name[calls.backward_ns > 0]
+        trained = {calls.labels.texts[number] for number in np.unique(rows).tolist()}
+    framework = context.recording.framework
+    assert framework is not None
+    # With the kernels that sort the indices.
+    call = framework.direct(context.recording.work.connection[context.tasks.row])
+    adds = context.has_name(names.ADDS_AT_INDICES)
+    adds |= np.isin(call, call[adds & (call >= 0)])
+    for name, (what, advice) in COSTLY.items():
+
+        def is_costly(text: str, name: str = name) -> bool:
+            return costly_name(text) == name and text not in trained
+
+        costly = context.matches(context.operator, is_costly) & ~adds
+        rows = np.flatnonzero(adds if name == "indexing_backward" else costly)
+        cost = context.busy_ns(rows)
+        if (share := context.share(cost)) >= COSTLY_SHARE:
+            saved = 1.0
+            if name == "indexing_backward":
+                saved -= min(ADDED_PASSES * _gather_ns(context, rows) / cost, 1.0)
+            yield context.finding(
+                saved * cost,
+                f"{name}: {what} takes {percent(share)} of the time",
+                kind="costly_operation",
+                advice=advice,
+                sure="possible",
+                change=context.saving(rows, saved * context.tasks.length_ns[rows]),
+                figures={"operation": name, "share": round(share, 4)},
+                evidence=context.evidence(rows),
+            )
+
+
+# Bytes that index_add_ moves, which reads the values and updates the rows, over those of x[index].
+ADDED_PASSES = 1.5
+
+
+def _gather_ns(context: DeviceContext, rows: Ints) -> int:
+    """Return the time of the forward operations whose backward pass launched some tasks."""
+    launches, row = context.recording.work.launches, context.tasks.row
+    owner = launches.call[row]
+    forward = np.isin(owner, owner[rows]) & (owner >= 0) & (launches.passes[row] == FORWARD)
+    forward[rows] = False
+    return context.busy_ns(np.flatnonzero(forward))

@@ -74,6 +74,7 @@ def _has_host(context: DeviceContext) -> bool:
     return len(context.recording.host_calls) > 0 or context.recording.framework is not None
 
 
+anything = require(lambda context: True, "")
 device = require(lambda context: context.device is not None, "no device tasks recorded")
 host = both(device, require(_has_host, "no host calls recorded, so idle reasons are unknown"))
 loop = both(
@@ -160,13 +161,15 @@ _MEMORY = both(
 # Rules for a specific cause come before those for the rest of the same time: each cause costs what
 # it gains after those before it. Skipped rules are listed in this order.
 RULES: tuple[Rule, ...] = (
+    Rule(host_only.kernel_replay, anything, cheap=True),
+    Rule(host_only.gpu_not_recorded, anything, cheap=True),
     Rule(wait_rules.garbage_collection, _COLLECTIONS, cheap=True),
     Rule(memory_rules.allocation_retries, host),
     Rule(wait_rules.allocation_stalls, both(device, host_in_steps), cheap=True),
     Rule(wait_rules.compile_stalls, host_in_steps, cheap=True),
     Rule(host_rules.input_wait, framework, cheap=True),
     Rule(operations_of_steps, framework),
-    Rule(host_rules.costly_operations, both(device, framework)),
+    Rule(kernel_rules.costly_operations, both(device, framework)),
     Rule(wait_rules.blocking_launches, loop),
     Rule(wait_rules.synchronising_calls, loop),
     Rule(wait_rules.exposed_copies),
@@ -265,7 +268,7 @@ def advise(recording: Recording, *, quick: bool = False) -> Advice:
     step_ns = 0.0 if longest is None else longest.analyzed_ns / longest.step_count
     found = {finding.kind for finding in findings}
     return Advice(
-        findings=tuple(ranked(findings)),
+        findings=tuple(ranked(findings, step_ns / 1e6)),
         not_judged=tuple(skipped),
         judged=tuple(kind for kind in evaluated if kind not in found),
         steps=max((len(context.steps) for context in contexts), default=0),
@@ -424,12 +427,21 @@ def _saving(time_ms: float, is_per_step: bool) -> str:
     return f"{duration(time_ms * 1e6)} {'per step' if is_per_step else 'of the recorded time'}"
 
 
-def ranked(findings: list[Finding]) -> list[Finding]:
+# Kinds that question all times, and those whose idle time ranks them if they have no cost.
+_OF_RECORDING = ("kernel_replay", "gpu_not_recorded")
+_OF_IDLE_TIME = ("late_work", "unrecorded_work")
+
+
+def ranked(findings: list[Finding], step_ms: float = 0.0) -> list[Finding]:
     """Return findings, most expensive first; evidence ranks those of unknown cost."""
 
-    def order(finding: Finding) -> tuple[float, int, str, str]:
+    def order(finding: Finding) -> tuple[bool, float, int, str, str]:
         shown_ns = sum(int(row.get("total_ns") or 0) for row in finding.evidence)
-        return -finding.cost_ms_per_step, -shown_ns, finding.kind, finding.text
+        cost = finding.cost_ms_per_step
+        if not cost and finding.kind in _OF_IDLE_TIME:
+            cost = finding.figures["idle_share"] * step_ms
+        is_first = finding.kind in _OF_RECORDING
+        return not is_first, -cost, -shown_ns, finding.kind, finding.text
 
     return sorted(findings, key=order)
 

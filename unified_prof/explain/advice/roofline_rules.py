@@ -180,9 +180,11 @@ def full_precision(context: DeviceContext) -> Iterator[Cause]:
         return max(0.0, row.total_ns - target_s * 1e9)
 
     saved_ns = breakdown.lost_ns(*tasks, above_ns) * ~hf32 * (not low.uncertain)
-    text = (
-        f"full precision: fp32 matrix kernels take {percent(full_ns / total_ns)} of kernel time; "
-    )
+    known_ns = sum(row.total_ns for row in rows if row.cost and row.cost.unit == "matrix")
+    unknown_ns = context.busy_ns(matrix_kernels(context)) - known_ns
+    least = "at least " * (unknown_ns > OPERATION_SHARE * total_ns)
+    share = percent(full_ns / total_ns)
+    text = f"full precision: fp32 matrix kernels take {least}{share} of kernel time; "
     if low.uncertain:
         text += f"the saving is unknown: {device.name}"
     else:

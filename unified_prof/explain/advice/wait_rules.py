@@ -11,6 +11,7 @@ import numpy as np
 from unified_prof.arrays import intervals
 from unified_prof.arrays.grouping import Frame, Ints
 from unified_prof.arrays.intervals import IntervalSet
+from unified_prof.base.text import SIZES, scaled
 from unified_prof.explain.advice.device_context import (
     MIN_NAMED_GAP_NS,
     Cause,
@@ -42,6 +43,8 @@ from unified_prof.recording.recording import Recording
 # If this share of the bytes is copied in the first 2 s (a fifth of a short recording), it is model
 # loading.
 SET_UP_SHARE, SET_UP_NS, SET_UP_PART = 0.8, 2_000_000_000, 0.2
+# Offloaded weights: minimum size, copies of a size per step, and number of such sizes.
+LARGE_BYTES, MIN_REPEATED, MIN_SIZES = 1 << 20, 8, 3
 
 
 def _without_set_up(context: DeviceContext, copies: Flags, size: Ints) -> Flags:
@@ -76,6 +79,10 @@ def exposed_copies(context: DeviceContext) -> Iterator[Cause]:
     pageable = _are_pageable(context, rows)
     is_pageable = 2 * int(alone_ns[pageable].sum()) > exposed_ns
     memory = "; most of it is from or to pageable memory" if is_pageable else ""
+    to_device = context.matches(context.operator[rows], names.COPIES_TO_DEVICE)
+    what, keep = plural(len(rows), "copy", "copies") + " between host and device", "the data"
+    if repeated := _repeated_sizes(size[to_device], len(context.steps)):
+        what, keep = f"probably offloaded weights, {repeated}", "weights"
     # From pinned memory, the host does not wait for the device to begin the copy.
     staged = pageable & context.matches(context.operator[rows], names.COPIES_TO_DEVICE)
     call = context.recording.host_calls.launching(
@@ -84,10 +91,10 @@ def exposed_copies(context: DeviceContext) -> Iterator[Cause]:
     context.claim(intervals.merge(gaps.start_ns, gaps.end_ns))
     yield context.finding(
         exposed_ns + int(gaps.cost_ns.sum()),
-        f"exposed copies: {plural(len(rows), 'copy', 'copies')} between host and "
-        f"device, {percent(context.share(exposed_ns))} of the time without overlap{memory}",
+        f"exposed copies: {what}, {percent(context.share(exposed_ns))} of the time without overlap"
+        f"{memory}",
         advice="overlap the copies: pin_memory=True, non_blocking=True, a separate stream; or "
-        "keep the data on the device",
+        f"keep {keep} on the device",
         sure="certain",
         change=context.saving(rows, alone_ns)
         | _without_waits(context, gaps)
@@ -101,6 +108,20 @@ def exposed_copies(context: DeviceContext) -> Iterator[Cause]:
         },
         evidence=context.evidence(rows),
     )
+
+
+def _repeated_sizes(size: Ints, steps: int) -> str:
+    """Return number and sizes of repeated copies that move most bytes; empty if sizes are few.
+
+    Offloaded layers have weights of several sizes. A batch has one copy of each tensor per step.
+    """
+    sizes, count = np.unique(size, return_counts=True)
+    often = (sizes >= LARGE_BYTES) & (count >= MIN_REPEATED * max(steps, 2))
+    moved = sizes * count * often
+    if often.sum() < MIN_SIZES or 2 * int(moved.sum()) < int(size.sum()):
+        return ""
+    most = [scaled(int(sizes[at]), SIZES) for at in np.argsort(-moved)[:MIN_SIZES]]
+    return f"{int(count[often].sum())} copies of {', '.join(most[:-1])} and {most[-1]}"
 
 
 def _are_pageable(context: DeviceContext, copies: Ints) -> Flags:
