@@ -39,6 +39,7 @@ from unified_prof.report.names import (
     readable_names,
     truncate_middle,
 )
+from unified_prof.report.report_document import recording_format
 
 _SCRIPTS = (
     "base.js",
@@ -107,6 +108,7 @@ def _report(analysis: Analysis, request: ReportRequest, blocks: int) -> dict[str
         "figures": figures,
         "idle_words": dict(IN_WORDS),
         "title": page_title(figures, over_time["began"]),
+        "format": recording_format(shown.summary),
         "words": words,
         "units": counter_units(one["counter"] for one in figures["pmu"]),
         "trees": trees,

@@ -418,6 +418,7 @@ _PARENTHESES = re.compile(r" \((?!CPU wait excluded)[^()]*\)")
 _FINDING_LENGTH = 90  # Findings are shortened to this many characters if clauses can be left out.
 # Without findings, the longest operations are named if they take this share of the time.
 _LONGEST_OPERATIONS, _DOMINANT_SHARE = 2, 0.6
+_FEW_TASKS = 10  # So few tasks are named, because they hardly are a program.
 
 
 # Graph replays without operations are mentioned if they take this share of the device time.
@@ -473,7 +474,9 @@ def composition(summary: Summary, shown: Sequence[Breakdown], advice: Advice) ->
         if 2 * device.busy_ns < window_ns:
             idle = f"the device is idle {format_share(device.idle_ns, window_ns)} of the time"
             why = ": the program captures a device graph, whose kernels run only in replays"
-            return [idle + why * advice.captures]
+            few = f": it ran {devices[0].tasks} task{'s' * (devices[0].tasks > 1)}"
+            few *= devices[0].tasks <= _FEW_TASKS
+            return [idle + (why if advice.captures else few)]
         said.append(f"the device is busy {format_share(device.busy_ns, window_ns)} of the time")
     for breakdown in shown:
         if breakdown.by not in ("operation", "kernel"):

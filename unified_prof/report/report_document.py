@@ -63,7 +63,7 @@ _REMARKS = re.compile("; .*")
 _CACHE = re.compile(r".*[/\\]uprof[/\\]reports[/\\][0-9a-f]{32}[/\\]")
 _NUMBER = re.compile(r"\d{1,9}(?:\.\d{1,9})?", re.ASCII)
 _OTHER_TIME = "optimizer and other"
-_MIN_REST_SHARE = 0.001  # Minimum share of time outside known passes to be mentioned.
+_MIN_REST_SHARE = 0.001  # Minimum share of idle time, or of time outside passes, to be mentioned.
 # If the shapes of this share of kernel time are known, the share is not mentioned.
 _KNOWN_SHAPES_SHARE = 0.99
 _RATED_SHARE = 0.5  # Below this share, no rate is shown.
@@ -143,12 +143,16 @@ def add_run_footer(document: Document, files: Mapping[str, Iterable[Path]], *, t
 
 def report_title(summary: Summary) -> str:
     """Return the title of a report."""
+    return f"{_CACHE.sub('', names.neutral(summary.path))}: {recording_format(summary)}"
+
+
+def recording_format(summary: Summary) -> str:
+    """Return by what a report was recorded, if it was converted, and its family and revision."""
     family = _FAMILIES.get(summary.family, summary.family)
-    path = _CACHE.sub("", names.neutral(summary.path))
     recording = _RECORDINGS.get(dict(summary.facts).get("decoder", ""))
     if recording is not None:
-        return f"{path}: {recording} ({family} {summary.revision})"
-    return f"{path}: {family}, revision {summary.revision}"
+        return f"{recording} ({family} {summary.revision})"
+    return f"{family}, revision {summary.revision}"
 
 
 def anomaly_warnings(summary: Summary) -> list[tuple[str, str]]:
@@ -433,10 +437,11 @@ def _model_use(found: Sequence[ModelUse]) -> list[str]:
     return lines
 
 
-def _idle_reasons(found: Iterable[IdleReasons], devices: Iterable[DeviceTime]) -> list[str]:
+def _idle_reasons(found: Iterable[IdleReasons], devices: Sequence[DeviceTime]) -> list[str]:
     """Describe the idle time of each device by reason."""
     stepped = {one.device for one in devices if one.steps is not None}
-    whole = [one for one in found if one.step is None and one.idle_ns]
+    least_ns = {one.device: _MIN_REST_SHARE * one.share_basis.window_ns for one in devices}
+    whole = [one for one in found if one.step is None and one.idle_ns > least_ns[one.device]]
     lines = []
     for one in whole:
         parts = sorted(((one.reason_ns(reason), reason) for reason in REASONS), reverse=True)

@@ -1,9 +1,5 @@
 // Report page: findings, headline figures, then their breakdowns.
 
-const FAMILIES = {
-  "skyline-run-time": "Skyline run time report", "skyline-memory": "Skyline memory report",
-  "skyline-run-time + skyline-memory": "Skyline run time and memory reports", msprof: "msprof database",
-};
 const CLOCKS = { device: "Device work", host: "Host time", operation: "Operations", none: "Time" };
 /** Minimum share of kernel time with known shapes for a rate, as in texts. */
 const RATED_SHARE = 0.5;
@@ -195,7 +191,7 @@ function provenanceSection(report) {
   const facts = Object.entries(report.figures.facts);
   const section = card("provenance", "Provenance");
   section.append(make("dl", { class: "provenance" },
-    ...[["file", report.figures.path], ["format", `${FAMILIES[report.figures.family] ?? report.figures.family}, revision ${report.figures.revision}`], ...facts]
+    ...[["file", report.figures.path], ["format", report.format], ...facts]
       .flatMap(([name, value]) => [make("dt", { text: name.replaceAll("_", " ") }), make("dd", { class: "mono" }, longText(value))])),
   make("p", { class: "small soft", id: "contents", text: `This page contains the figures above; ${contents(report)}` }));
   return section;
@@ -228,7 +224,7 @@ function reportView(report) {
   const facts = ["device", "device 0", "backend", "torch", "host", "started"].filter((name) => figuresShown.facts[name] && !report.title.includes(figuresShown.facts[name]));
   const intro = make("header", { class: "intro" },
     make("h1", { text: report.title.replace(/ - uprof$/, "") }),
-    make("ul", { class: "facts soft" }, make("li", { text: FAMILIES[figuresShown.family] ?? figuresShown.family }),
+    make("ul", { class: "facts soft" }, make("li", { text: report.format }),
       ...facts.map((name) => make("li", { text: factText(name, figuresShown.facts[name]) }))));
   const sections = [splitSection(report), stepsSection(report), icicleSection(report), tableSection(report, announce), rooflineSection(report), timelineSection(report, announce),
     ...chartSections(report), pmuSection(report, announce), remarksSection(report), provenanceSection(report)].filter(Boolean);
