@@ -239,8 +239,11 @@ def test_format_follows_the_output_extension(
 ) -> None:
     result = uprof(command, base.name, same.name, "-o", name)
     assert (result.exit_code, result.stdout) == (0, "")
-    assert result.stderr == (f"{name}: pass\n" if command == "gate" else "")
-    assert (tmp_path / name).read_text(encoding="utf-8").startswith(begins)
+    written = (tmp_path / name).read_text(encoding="utf-8")
+    ending = "pass" if command == "gate" else f", {len(written.encode()):,} bytes"
+    assert result.stderr.startswith(f"{name}: ")
+    assert result.stderr.endswith(f"{ending}\n")
+    assert written.startswith(begins)
 
 
 @pytest.mark.parametrize("command", ["diff", "gate", "report"])

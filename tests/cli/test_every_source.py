@@ -74,7 +74,9 @@ def test_conversion_is_noted_once_and_never_with_quiet(tmp_path: Path) -> None:
     trace = MAKERS["kineto"](tmp_path / "in")
     done = succeeded(uprof("report", trace, "--convert"))
     message = done.stderr
-    assert done.stdout.startswith(f"{trace.name.partition('.')[0]}.db: msprof database"), "no hash"
+    assert done.stdout.startswith(f"{trace.name.partition('.')[0]}.db: torch.profiler trace"), (
+        "no hash"
+    )
     assert message.startswith(f"uprof: note: {trace} is a torch.profiler trace; its report is ")
     assert message.count("\n") == 1
     assert succeeded(uprof("report", trace, "--convert", "-q")).stderr == ""
