@@ -1,4 +1,4 @@
-"""Advice rules for recordings without device tasks, and about recordings with wrong times."""
+"""Advice rules for recordings without device tasks: those for tracked workloads, on the steps."""
 
 from __future__ import annotations
 
@@ -34,68 +34,12 @@ from unified_prof.recording.model import Finding, Gaps, Step
 from unified_prof.recording.python_frames import ENGINE_PREFIX, user_frame
 from unified_prof.recording.steps import step_of
 
-MIN_RANGES = 10  # Minimum number of counter ranges: a program may profile a few kernels on purpose.
-
 # A rule for tracked workloads.
 TrackedRule = Callable[[Tracked], Iterator[Finding]]
 # `ShrinkBackward`, the pass of an autograd function in Python, unlike `MulBackward0` and code that
 # torch.compile generates.
 _PYTHON_FUNCTION = re.compile(rf"(?:{ENGINE_PREFIX})?(?!CompiledFunction)(\w+)Backward$")
 _SUMS = frozenset({"count", "total_ns"})  # Figures of evidence that are sums.
-
-
-def kernel_replay(context: DeviceContext) -> Iterator[Cause]:
-    """Find CUPTI range profiling, which serializes kernels and runs each of them repeatedly."""
-    if (ranges := _counter_ranges(context)) < MIN_RANGES:
-        return
-    yield context.finding(
-        0,
-        f"counter profiling: times are not those of the program; for {ranges} ranges of counters, "
-        "CUPTI runs kernels one at a time and repeatedly, while the host waits",
-        advice="use this recording for its counters; record times without CUPTI range profiling "
-        "(no CUPTI_PROFILER metrics in the configuration of torch.profiler)",
-        sure="certain",
-        figures={"ranges": ranges},
-    )
-
-
-def _counter_ranges(context: DeviceContext) -> int:
-    if "UPROF_TRACE_EVENTS" not in context.recording.source.tables:
-        return 0
-    rows = context.recording.source.rows(
-        "SELECT count(*) FROM UPROF_TRACE_EVENTS WHERE category IN "
-        "(SELECT id FROM STRING_IDS WHERE value = 'cuda_profiler_range')"
-    )
-    return int(rows[0][0])
-
-
-def gpu_not_recorded(context: DeviceContext) -> Iterator[Cause]:
-    """Find programs that use a GPU in recordings without device activity."""
-    recording, found = context.recording, list[str]()
-    if context.device is not None or _counter_ranges(context):
-        return
-    if len(calls := recording.host_calls):
-        found += [
-            text
-            for text in recording.strings.texts(calls.names[0])
-            if text and names.LAUNCHES(text)
-        ]
-        found = [*filter(names.USES_GPU, found)]
-    if (framework := recording.framework) is not None:
-        texts, number = framework.names(framework.matching(names.USES_GPU))
-        found += [texts[one] for one in np.unique(number).tolist()]
-    if not found:
-        return
-    yield context.finding(
-        0,
-        f"no GPU activity recorded: the program uses a GPU ({', '.join(found[:3])}), but kernels "
-        "are missing; all times are those of the host, which may wait for the GPU",
-        advice="record activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA] of torch.profiler, "
-        "or --trace=cuda,nvtx of nsys; a second profiler on the GPU, or missing rights to its "
-        "counters, also suppress its activity",
-        sure="certain",
-        figures={"names": len(found)},
-    )
 
 
 def evaluate(

@@ -42,7 +42,7 @@ from unified_prof.explain.schedule.builder import Scheduled, schedule_of
 from unified_prof.explain.schedule.selection import Selection, share_before
 from unified_prof.explain.what_if import Replay
 from unified_prof.recording.model import Advice, Finding, NotJudged
-from unified_prof.recording.names import LAUNCHES_GRAPH
+from unified_prof.recording.names import LAUNCHES, LAUNCHES_GRAPH, USES_GPU
 from unified_prof.recording.recording import Recording
 from unified_prof.recording.steps import FOREVER
 
@@ -133,6 +133,61 @@ class Rule:
         return result
 
 
+MIN_RANGES = 10  # Minimum number of counter ranges: a program may profile a few kernels on purpose.
+
+
+def kernel_replay(context: DeviceContext) -> Iterator[Cause]:
+    """Find CUPTI range profiling, which serializes kernels and runs each of them repeatedly."""
+    if (ranges := _counter_ranges(context)) < MIN_RANGES:
+        return
+    yield context.finding(
+        0,
+        f"counter profiling: times are not those of the program; for {ranges} ranges of counters, "
+        "CUPTI runs kernels one at a time and repeatedly, while the host waits",
+        advice="use this recording for its counters; record times without CUPTI range profiling "
+        "(no CUPTI_PROFILER metrics in the configuration of torch.profiler)",
+        sure="certain",
+        figures={"ranges": ranges},
+    )
+
+
+def _counter_ranges(context: DeviceContext) -> int:
+    if "UPROF_TRACE_EVENTS" not in context.recording.source.tables:
+        return 0
+    rows = context.recording.source.rows(
+        "SELECT count(*) FROM UPROF_TRACE_EVENTS WHERE category IN "
+        "(SELECT id FROM STRING_IDS WHERE value = 'cuda_profiler_range')"
+    )
+    return int(rows[0][0])
+
+
+def gpu_not_recorded(context: DeviceContext) -> Iterator[Cause]:
+    """Find programs that use a GPU in recordings without device activity."""
+    recording, found = context.recording, list[str]()
+    if context.device is not None or _counter_ranges(context):
+        return
+    if len(calls := recording.host_calls):
+        found += [
+            text for text in recording.strings.texts(calls.names[0]) if text and LAUNCHES(text)
+        ]
+        found = [*filter(USES_GPU, found)]
+    if (framework := recording.framework) is not None:
+        texts, number = framework.names(framework.matching(USES_GPU))
+        found += [texts[one] for one in np.unique(number).tolist()]
+    if not found:
+        return
+    yield context.finding(
+        0,
+        f"no GPU activity recorded: the program uses a GPU ({', '.join(found[:3])}), but kernels "
+        "are missing; all times are those of the host, which may wait for the GPU",
+        advice="record activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA] of torch.profiler, "
+        "or --trace=cuda,nvtx of nsys; a second profiler on the GPU, or missing rights to its "
+        "counters, also suppress its activity",
+        sure="certain",
+        figures={"names": len(found)},
+    )
+
+
 def operations_of_steps(context: DeviceContext) -> Iterator[Cause]:
     """Find costly operations, chains, gaps and loops in recordings without a device."""
     rules = tracked_operations
@@ -161,8 +216,8 @@ _MEMORY = both(
 # Rules for a specific cause come before those for the rest of the same time: each cause costs what
 # it gains after those before it. Skipped rules are listed in this order.
 RULES: tuple[Rule, ...] = (
-    Rule(host_only.kernel_replay, anything, cheap=True),
-    Rule(host_only.gpu_not_recorded, anything, cheap=True),
+    Rule(kernel_replay, anything, cheap=True),
+    Rule(gpu_not_recorded, anything, cheap=True),
     Rule(wait_rules.garbage_collection, _COLLECTIONS, cheap=True),
     Rule(memory_rules.allocation_retries, host),
     Rule(wait_rules.allocation_stalls, both(device, host_in_steps), cheap=True),
