@@ -98,7 +98,8 @@ CAPTURED_LAUNCH: Final = Words(
 )
 # Operations and ranges of programs on a GPU, with or without recorded device activity.
 USES_GPU: Final = Words(
-    "^nccl ^cuda ^cu ^hip aten_(?:cudnn|miopen) aten_record_stream aten_pin_memory triton "
+    "^nccl ^cuda ^cu ^hip aten_(?:cudnn|miopen) aten_record_stream aten_pin_memory "
+    "^triton_(?:poi|red|per|for|tem|mm) "  # generated kernels; CPUs have TritonBundler as well
     "aten_scaled_dot_product_(?:flash|efficient|cudnn)_attention$",
     but="acceptable",  # asked on CPUs too
 )
