@@ -511,7 +511,9 @@ def blocking_launches(context: DeviceContext) -> Iterator[Cause]:
     if len(np.unique(row[long])) >= MIN_LAUNCHES:
         kernels, limit = long, BLOCKING_SHARE
     after_end = calls.end_ns[row[kernels]] - tasks.end_ns[kernels]
-    waiting = (after_end >= 0) & (after_end <= RETURN_NS)
+    # A call of usual length returns after a kernel that is shorter, without a wait.
+    call_ns = calls.end_ns[row[kernels]] - calls.start_ns[row[kernels]]
+    waiting = (after_end >= 0) & (after_end <= RETURN_NS) & (call_ns > LAUNCH_CALL_NS)
     returned, judged = len(np.unique(row[kernels[waiting]])), len(np.unique(row[kernels]))
     by_return = returned / judged if judged >= MIN_LAUNCHES else 0.0
     share = max(followed / launches, by_return)
