@@ -79,13 +79,13 @@ def _slowest_group(row: GroupRow) -> str:
     return format_ranges(row.slowest_group.ranks, most=3) if row.slowest_group else "-"
 
 
+def _group(row: GroupRow) -> str:
+    label = group_label(row.group_kind, f"{row.size:,}")
+    return f"{label} (x{row.groups:,})" if row.groups > 1 else label
+
+
 _GROUP_FIGURES: tuple[Figure[GroupRow], ...] = (
-    (
-        "group",
-        lambda row: f"{group_label(row.group_kind, f'{row.size:,}')} (x{row.groups:,})",
-        neutral,
-        10,
-    ),
+    ("group", _group, neutral, 10),
     ("collective", lambda row: row.kind, neutral, 10),
     ("size", lambda row: row.bytes, names.format_size, 10),
     ("per step", lambda row: row.per_step, "{:,.3g}".format, 6),
