@@ -152,7 +152,8 @@ def test_parts_of_an_iteration_are_rows_that_add_up(tmp_path: Path, waited_ms: f
         assert sum(row[side] for row in rows.values()) == report["totals"]["iteration_ns"]
     text = uprof("diff", before, after).stdout
     assert "largest change: data loading -60.0 ms at train.py:12" in " ".join(text.split())
-    table = [line.split()[0] for line in text.partition("Iteration\n")[2].splitlines()]
+    lines = filter(None, text.partition("Iteration\n")[2].splitlines())
+    table = [line.split()[0] for line in lines]
     assert table[1] == ("waiting" if waited_ms else "data")
     assert len(rows) == table.index("times") - 1 == 5 + bool(waited_ms)
 

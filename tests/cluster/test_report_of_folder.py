@@ -26,7 +26,7 @@ def test_report_of_few_ranks_has_the_run_and_each_rank(two_ranks: Path) -> None:
     done = uprof("report", two_ranks)
     assert done.returncode == 0, done.stderr
     assert done.stdout.index("findings") < done.stdout.index("msprof database")
-    assert done.stdout.count("msprof database, revision") == 2
+    assert done.stdout.count("torch.profiler trace (msprof database") == 2
     found = json.loads(uprof("report", two_ranks, "--json").stdout)
     assert len(found["reports"]) == len(found["cluster"]["ranks"]) == 2
     assert found["coverage"]["missing"] == []
@@ -50,7 +50,7 @@ def test_rank_option_shows_the_report_of_one_rank(six_ranks: Path) -> None:
 def test_breakdown_is_shown_for_each_rank(two_ranks: Path) -> None:
     shown = uprof("report", two_ranks, "--by", "kernel").stdout
     assert "findings of the multi-rank run" not in shown
-    assert shown.count("msprof database, revision") == 2
+    assert shown.count("torch.profiler trace (msprof database") == 2
 
 
 def test_page_of_ranks_is_the_page_of_the_run(six_ranks: Path, tmp_path: Path) -> None:
