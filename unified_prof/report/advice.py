@@ -17,7 +17,6 @@ from unified_prof.report import names
 from unified_prof.report.document import Column, Document, columns_of
 from unified_prof.report.figures import advice_fields, coverage_fields, readable_answers
 from unified_prof.report.names import composition, excluded_part, replay_notes
-from unified_prof.report.report_document import report_title
 
 if TYPE_CHECKING:
     from unified_prof.cluster.overview import Overview
@@ -54,7 +53,7 @@ def gather_advice(opened: Opened) -> list[ReportAdvice]:
         by = next((by for by in ("operation", "kernel") if by in summary.available), None)
         shown = [] if advice.findings or by is None else [analysis.breakdown(by)]
         said = () if advice.findings else tuple(composition(summary, shown, advice))
-        return ReportAdvice(summary.path, summary.family, report_title(summary), advice, said)
+        return ReportAdvice(summary.path, summary.family, names.report_title(summary), advice, said)
 
     return readable_answers(opened, ask)
 
@@ -276,7 +275,7 @@ def gather_what_if(
 
     def ask(analysis: Analysis) -> WhatIfAnswer:
         supposed, summary = analysis.what_if(changes, top=top, device=device), analysis.summary
-        return WhatIfAnswer(summary.path, summary.family, report_title(summary), supposed)
+        return WhatIfAnswer(summary.path, summary.family, names.report_title(summary), supposed)
 
     return readable_answers(opened, ask)
 

@@ -37,9 +37,9 @@ from unified_prof.report.names import (
     anomaly_name,
     composition,
     readable_names,
+    recording_format,
     truncate_middle,
 )
-from unified_prof.report.report_document import recording_format
 
 _SCRIPTS = (
     "base.js",

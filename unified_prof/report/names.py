@@ -530,3 +530,35 @@ def finding_summary(finding: Finding) -> str:
             break
         text = f"{text}; {clause}"
     return f"{text} ({finding.sure})"
+
+
+_FAMILIES = {
+    "skyline-run-time": "Skyline run time report",
+    "skyline-memory": "Skyline memory report",
+    "skyline-run-time + skyline-memory": "Skyline run time and memory reports",
+    "msprof": "msprof database",
+}
+# Decoder -> the kind of recording that it converted.
+_RECORDINGS = {
+    "kineto": "torch.profiler trace",
+    "nsys": "Nsight Systems export",
+    "rocm": "ROCm profiler recording",
+    "ascend_pt": "torch_npu recording",
+    "ascend_text": "torch_npu text export",
+}
+# Directory of a cached report: a message names it, and its hash says nothing to readers.
+_CACHE = re.compile(r".*[/\\]uprof[/\\]reports[/\\][0-9a-f]{32}[/\\]")
+
+
+def report_title(summary: Summary) -> str:
+    """Return the title of a report."""
+    return f"{_CACHE.sub('', neutral(summary.path))}: {recording_format(summary)}"
+
+
+def recording_format(summary: Summary) -> str:
+    """Return by what a report was recorded, if it was converted, and its family and revision."""
+    family = _FAMILIES.get(summary.family, summary.family)
+    recording = _RECORDINGS.get(dict(summary.facts).get("decoder", ""))
+    if recording is not None:
+        return f"{recording} ({family} {summary.revision})"
+    return f"{family}, revision {summary.revision}"

@@ -44,23 +44,7 @@ from unified_prof.report.terminal import render_text
 _SIZE_HEADINGS = ("weights", "gradients", "activations", "allocated")
 
 
-_FAMILIES = {
-    "skyline-run-time": "Skyline run time report",
-    "skyline-memory": "Skyline memory report",
-    "skyline-run-time + skyline-memory": "Skyline run time and memory reports",
-    "msprof": "msprof database",
-}
-# Decoder -> the kind of recording that it converted.
-_RECORDINGS = {
-    "kineto": "torch.profiler trace",
-    "nsys": "Nsight Systems export",
-    "rocm": "ROCm profiler recording",
-    "ascend_pt": "torch_npu recording",
-    "ascend_text": "torch_npu text export",
-}
 _REMARKS = re.compile("; .*")
-# Directory of a cached report: a message names it, and its hash says nothing to readers.
-_CACHE = re.compile(r".*[/\\]uprof[/\\]reports[/\\][0-9a-f]{32}[/\\]")
 _NUMBER = re.compile(r"\d{1,9}(?:\.\d{1,9})?", re.ASCII)
 _OTHER_TIME = "optimizer and other"
 _MIN_REST_SHARE = 0.001  # Minimum share of idle time, or of time outside passes, to be mentioned.
@@ -79,7 +63,7 @@ def report_document(reports: Iterable[Figures], coverage: Coverage | None = None
     if coverage is not None and coverage.missing:
         document.warning(coverage.headline, *coverage.reasons)
     for figures in reports:
-        document.title(report_title(figures.summary))
+        document.title(names.report_title(figures.summary))
         _add_not_tracked(document, figures.summary)
         add_findings(document, figures)
         _add_headline(document, figures)
@@ -139,20 +123,6 @@ def add_run_footer(document: Document, files: Mapping[str, Iterable[Path]], *, t
         for path in paths:
             document.fact(f"{kind} report", str(path))
     return has_findings
-
-
-def report_title(summary: Summary) -> str:
-    """Return the title of a report."""
-    return f"{_CACHE.sub('', names.neutral(summary.path))}: {recording_format(summary)}"
-
-
-def recording_format(summary: Summary) -> str:
-    """Return by what a report was recorded, if it was converted, and its family and revision."""
-    family = _FAMILIES.get(summary.family, summary.family)
-    recording = _RECORDINGS.get(dict(summary.facts).get("decoder", ""))
-    if recording is not None:
-        return f"{recording} ({family} {summary.revision})"
-    return f"{family}, revision {summary.revision}"
 
 
 def anomaly_warnings(summary: Summary) -> list[tuple[str, str]]:
