@@ -86,15 +86,18 @@ def test_help_is_fast_and_imports_nothing_heavy(arguments: list[str]) -> None:
 import sys, atexit
 atexit.register(lambda: print(sorted({HEAVY} & {{*sys.modules}})))
 {MAIN}"""
-    before_s = processor_s()
-    python("import click")
-    between_s = processor_s()
-    done = python(code, *arguments)
-    used_s = processor_s() - between_s
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.rstrip().endswith("[]")
-    # CPU time, because other tests run at the same time; click alone takes 0.7 of it.
-    assert used_s < 4 * (between_s - before_s)
+    for _ in range(3):  # another program may slow down one of the two processes
+        before_s = processor_s()
+        python("import click")
+        between_s = processor_s()
+        done = python(code, *arguments)
+        used_s = processor_s() - between_s
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.rstrip().endswith("[]")
+        # CPU time, because other tests run at the same time; click alone takes 0.7 of it.
+        if used_s < 4 * (between_s - before_s):
+            return
+    pytest.fail(f"{used_s:.2f} s, click alone {between_s - before_s:.2f} s, three times")
 
 
 def test_run_loads_no_analysis_before_the_workload() -> None:
