@@ -96,11 +96,13 @@ LAUNCHES_GRAPH: Final = Words("graph_launch")
 CAPTURED_LAUNCH: Final = Words(
     r"launch_(?:\w+_)?kernel mem(?:cpy|set)_(?:\w+_)?async", but="graph_launch"
 )
-# Operations and ranges of programs on a GPU, with or without recorded device activity.
+# Calls of a GPU's runtime; operations of programs on a GPU, with or without device activity. Ranges
+# of users can have any other name.
+CALLS_GPU: Final = Words("^cuda ^cu ^hip")
 USES_GPU: Final = Words(
-    "^nccl ^cuda ^cu ^hip aten_(?:cudnn|miopen) aten_record_stream aten_pin_memory "
-    "^triton_(?:poi|red|per|for|tem|mm) "  # generated kernels; CPUs have TritonBundler as well
-    "aten_scaled_dot_product_(?:flash|efficient|cudnn)_attention$",
+    "^nccl_(?:all|reduce|broadcast|send|recv|coalesced) aten_(?:cudnn|miopen) aten_record_stream "
+    "aten_pin_memory aten_scaled_dot_product_(?:flash|efficient|cudnn)_attention$ "
+    "^triton_(?:poi|red|per|for|tem|mm)",  # generated kernels; CPUs have TritonBundler as well
     but="acceptable",  # asked on CPUs too
 )
 COPIES_MEMORY: Final = Words("mem(?:cpy|set)")

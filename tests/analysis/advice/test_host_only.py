@@ -171,6 +171,8 @@ def test_recomputed_operations_cost_time(tmp_path: Path, around: str, sure: str 
         ("aten::mm", "cudaLaunchKernel", 0, "gpu_not_recorded"),
         ("aten::record_stream", None, 0, "gpu_not_recorded"),
         ("aten::cudnn_is_acceptable", None, 0, None),  # recorded on CPUs, too
+        ("nccl:_all_gather_base", None, 0, "gpu_not_recorded"),
+        ("cuda settings", None, 0, None),  # a range of the user
         ("aten::mm", "launch", 0, None),
         ("aten::mm", "cudaLaunchKernel", 9, None),
         ("aten::mm", "cudaLaunchKernel", 10, "kernel_replay"),

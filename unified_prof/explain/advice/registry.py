@@ -42,7 +42,7 @@ from unified_prof.explain.schedule.builder import Scheduled, schedule_of
 from unified_prof.explain.schedule.selection import Selection, share_before
 from unified_prof.explain.what_if import Replay
 from unified_prof.recording.model import Advice, Finding, NotJudged
-from unified_prof.recording.names import LAUNCHES, LAUNCHES_GRAPH, USES_GPU
+from unified_prof.recording.names import CALLS_GPU, LAUNCHES, LAUNCHES_GRAPH, USES_GPU
 from unified_prof.recording.recording import Recording
 from unified_prof.recording.steps import FOREVER
 
@@ -167,10 +167,8 @@ def gpu_not_recorded(context: DeviceContext) -> Iterator[Cause]:
     if context.device is not None or _counter_ranges(context):
         return
     if len(calls := recording.host_calls):
-        found += [
-            text for text in recording.strings.texts(calls.names[0]) if text and LAUNCHES(text)
-        ]
-        found = [*filter(USES_GPU, found)]
+        called = recording.strings.texts(calls.names[0])
+        found += [text for text in called if text and LAUNCHES(text) and CALLS_GPU(text)]
     if (framework := recording.framework) is not None:
         texts, number = framework.names(framework.matching(USES_GPU))
         found += [texts[one] for one in np.unique(number).tolist()]
