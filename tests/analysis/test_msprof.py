@@ -84,8 +84,31 @@ def test_step_is_not_idle_while_tasks_of_another_step_run(tmp_path: Path) -> Non
         device.task(100, 1500, kernel=("a", "A"), connection=1)
         device.task(1200, 1900, kernel=("b", "B"), connection=2, stream=5)  # overlaps step 1
     first, second = breakdown_of(tmp_path / "msprof_1.db", "step").rows
-    assert (first.extra["compute_ns"], second.extra["compute_ns"]) == (1400, 700)
+    # Step 2 begins at 1500 on the device: what runs before is part of step 1.
+    assert (first.extra["compute_ns"], second.extra["compute_ns"]) == (1400, 400)
     assert (first.extra["idle_ns"], second.extra["idle_ns"]) == (100, 100)
+
+
+@pytest.mark.parametrize("is_late", [True, False])
+def test_parts_of_steps_add_up_to_their_length(tmp_path: Path, is_late: bool) -> None:
+    """The device of a late host runs work of earlier steps, whose launches were not recorded."""
+    delay_ns = 2500 if is_late else 0
+    with Device(tmp_path / "msprof_1.db") as device:
+        for number, start in ((1, 0), (2, 1000)):
+            device.step(number, start, start + 1000)
+            device.runtime(start + 10, start + 20, "launch", number)
+            begin = start + 100 + delay_ns
+            device.task(begin, begin + 500, kernel=("a", "A"), connection=number)
+        if is_late:
+            device.collective(1100, 2300, "hcom_allReduce__1", "hcom_allReduce_")
+            device.task(2200, 2500, copy=64)
+    first, second = breakdown_of(tmp_path / "msprof_1.db", "step").rows
+    for row in (first, second):
+        figures = {name: value or 0 for name, value in row.extra.items()}
+        exposed = figures["communication_ns"] - figures["overlap_ns"]
+        copied = (row.total_ns or 0) - figures["compute_ns"] - exposed - figures["idle_ns"]
+        assert copied == (200 if is_late and row is first else 0)  # the part without overlap
+    assert first.extra["communication_ns"] == (1200 if is_late else None)
 
 
 def test_collective_lasts_from_its_first_to_its_last_task(tmp_path: Path) -> None:

@@ -105,10 +105,6 @@ def _steps(recording: Recording) -> list[Row]:
         recording.step_lengths_ns,
         recording.devices,
         recording.step_windows,
-        recording.device_numbers,
-        recording.tasks,
-        recording.comms,
-        recording.task_steps,
     )
     return with_vendor(rows, recording.step_traces)
 

@@ -239,70 +239,39 @@ def step_rows(
     lengths_ns: Sequence[int],
     devices: Mapping[str, DeviceWork],
     windows: Mapping[str, StepWindows],
-    numbers: Mapping[str, int | None],
-    tasks: Tasks,
-    comms: Collectives,
-    task_steps: TaskSteps,
 ) -> list[Row]:
-    """Return one row per step, with the time of the tasks launched in the step on each device.
+    """Return one row per step, with what runs in its time on each device.
 
-    A task belongs to the step that launched it, whenever it ran. A device is idle in a step while
-    no task runs on it, not even one of another step.
+    Tasks of another step count, too, so that compute, exposed communication, exposed copies and
+    idle time add up to the length of the step.
     """
     extras: list[dict[str, int | None]] = [{} for _ in steps]
-
-    def add(step: int, figure: str, value: int | None) -> None:
-        known = extras[step].setdefault(figure, None)
-        extras[step][figure] = known if value is None else (known or 0) + value
-
     for name, whole in devices.items():
-        only = numbers[name]
-        communicates = whole.time(name).communication_ns is not None
-        found = _step_sums(len(steps), tasks, comms, task_steps, only)
-        begins, ends = windows[name].start_ns, windows[name].end_ns
-        idle = ends - begins
+        within = IntervalSet(windows[name].start_ns, windows[name].end_ns)
+        sums = {figure: np.zeros(len(steps), np.int64) for figure in _STEP_FIGURES}
+        sums["idle_ns"] += within.end_ns - within.start_ns
         for time_slice in whole.time_slices():
-            start, end, _, step_at = intervals.overlaps(time_slice.busy, IntervalSet(begins, ends))
-            np.subtract.at(idle, step_at, end - start)
-        for step, sums in enumerate(found):
-            add(step, "compute_ns", sums.compute_ns)
-            add(step, "communication_ns", sums.communication_ns if communicates else None)
-            add(step, "overlap_ns", sums.overlap_ns if communicates else None)
-            add(step, "copy_ns", sums.copy_ns)
-            add(step, "idle_ns", int(idle[step]))
+            compute, communication = time_slice.compute, time_slice.communication
+            overlap = intervals.intersect(compute, communication)
+            parts = (compute, communication, overlap, time_slice.copies, time_slice.busy)
+            for figure, part in zip(_STEP_FIGURES, parts, strict=True):
+                start, end, _, step = intervals.overlaps(part, within)
+                sign = -1 if figure == "idle_ns" else 1
+                np.add.at(sums[figure], step, sign * (end - start))
+        unknown = _OF_COMMUNICATION if whole.time(name).communication_ns is None else ()
+        for figure, lengths in sums.items():
+            for extra, length_ns in zip(extras, lengths.tolist(), strict=True):
+                known = extra.setdefault(figure, None)
+                if figure not in unknown:
+                    extra[figure] = (known or 0) + length_ns
     return [
         Row(name=name, kind="step", count=1, total_ns=length_ns, extra=extra)
         for (name, _, _), length_ns, extra in zip(steps, lengths_ns, extras, strict=True)
     ]
 
 
-def _step_sums(
-    count: int, tasks: Tasks, comms: Collectives, task_steps: TaskSteps, device: int | None
-) -> list[Sums]:
-    """Return the sums over the tasks that each step launched on a device."""
-    parts = comms.in_parts(device)
-    here = (
-        task_steps.comms
-        if device is None
-        else np.where(comms.device == device, task_steps.comms, UNKNOWN)
-    )
-    talk = dict(by_key(here))
-    nothing = np.zeros(0, np.int64)
-    own = []
-    for step in range(count):
-        chosen = nothing if parts else talk.get(step, nothing)
-        merged = intervals.merge(comms.start_ns[chosen], comms.end_ns[chosen])
-        own.append((Sweep(merged, parts=parts), Sums()))
-    for rows in tasks.in_time(device):
-        end_ns = rows.end_ns
-        for step, at in by_key(task_steps.steps_of(rows)):
-            if step != UNKNOWN:
-                sweep, sums = own[step]
-                work = sweep.take(rows.kind[at], rows.start_ns[at], end_ns[at], rows.until_ns)
-                sums.add(work)
-    for sweep, sums in own:
-        sums.add(sweep.rest())
-    return [sums for _, sums in own]
+_OF_COMMUNICATION = ("communication_ns", "overlap_ns")
+_STEP_FIGURES = ("compute_ns", *_OF_COMMUNICATION, "copy_ns", "idle_ns")
 
 
 def with_vendor(rows: list[Row], traces: Iterable[StepTrace]) -> list[Row]:
