@@ -60,19 +60,13 @@ def host_bound(context: DeviceContext) -> Iterator[Cause]:
     """Find idle time before tasks that the host had not launched yet."""
     if context.share(context.max_idle_ns(HOST, LAUNCHED, SYNCHRONIZING)) < IDLE_SHARE:
         return
-    cost = gaps = latency_ns = long = long_ns = longest = 0
-    spans = intervals.EMPTY
+    found = _HostBoundGaps(context)
     for idle in _host_bound_segments(context):
-        length = idle.length_ns
-        is_long = length >= LONG_NS
-        cost, gaps = cost + int(length.sum()), gaps + int(_first_of_gap(idle.task).sum())
-        latency_ns += int(length[idle.reason == LAUNCHED].sum())
-        long, long_ns = long + int(is_long.sum()), long_ns + int(length[is_long].sum())
-        longest = max(longest, int(length.max(initial=0)))
-        spans = intervals.union(spans, intervals.merge(idle.start_ns, idle.end_ns))
+        found.add(idle)
+    cost, latency_ns, long, long_ns = found.idle_ns, found.latency_ns, found.long, found.long_ns
     if context.share(cost) < IDLE_SHARE:
         return
-    rows, is_sure = _longest_gaps(context), True
+    rows, is_sure = found.longest(), True
     text = f"host-bound: the device is idle {percent(context.share(cost))} of the time"
     if latency_ns < LATENCY_SHARE * cost:
         text += " because nothing is enqueued"
@@ -81,13 +75,13 @@ def host_bound(context: DeviceContext) -> Iterator[Cause]:
     else:
         text += f": {percent(context.share(cost - latency_ns))} because nothing is enqueued, "
         text += f"{percent(context.share(latency_ns))} launch latency"
-    text += f" ({plural(gaps, 'gap')})"
+    text += f" ({plural(found.gaps, 'gap')})"
     fewer = _COMPILED if context.is_compiled else _FEWER_LAUNCHES
     advice = f"reduce launch overhead: {fewer % ('ACL' if context.is_npu else 'CUDA')}"
     if breaks := _graph_breaks(context):
         text += breaks
         advice = f"remove graph breaks (TORCH_LOGS=graph_breaks shows reasons); {advice}"
-    why, settings = _npu_causes(context, spans) if context.is_npu else ("", "")
+    why, settings = _npu_causes(context, _spans(context)) if context.is_npu else ("", "")
     if 2 * long_ns > cost:
         text += (
             f"; {percent(long_ns / cost)} of it in {plural(long, 'gap')} of 1 ms or more, in "
@@ -104,13 +98,13 @@ def host_bound(context: DeviceContext) -> Iterator[Cause]:
         elif not context.steps:
             text += ", or waits for requests (no steps recorded)"
             is_sure = False
-        if not context.steps and (share := _initializing(context, spans)) >= COVERED_SHARE:
+        if not context.steps and (share := _initializing(context)) >= COVERED_SHARE:
             text += f"; {percent(share)} of it in calls that allocate memory or load code"
             advice = "record later iterations: a program initializes the device only once"
             is_sure = False
     else:
         advice, text = advice + settings, text + why
-        loop, share = ("", 0.0) if context.quick else loop_of_operations(context, spans)
+        loop, share = ("", 0.0) if context.quick else loop_of_operations(context, _spans(context))
         if share >= COVERED_SHARE:
             text += f"; {percent(share)} of it in {loop}"
             advice = f"compute all runs of the loop at once, or compile it; {advice}"
@@ -125,9 +119,9 @@ def host_bound(context: DeviceContext) -> Iterator[Cause]:
         least=WARN_SHARE,
         figures={
             "idle_ns": cost,
-            "gaps": gaps,
+            "gaps": found.gaps,
             "idle_share": round(context.share(cost), 4),
-            "longest_gap_ns": longest,
+            "longest_gap_ns": found.longest_ns,
             "long_gaps": long,
             "long_gaps_ns": long_ns,
             "reaching_ns": latency_ns,
@@ -136,8 +130,9 @@ def host_bound(context: DeviceContext) -> Iterator[Cause]:
     )
 
 
-def _initializing(context: DeviceContext, idle: IntervalSet) -> float:
-    """Return the share of idle time in calls that a program usually makes once."""
+def _initializing(context: DeviceContext) -> float:
+    """Return the share of host-bound time in calls that a program usually makes once."""
+    idle = _spans(context)
     calls = intervals.EMPTY
     for wanted in (names.ALLOCATES, names.COMPILES, names.INITIALIZES):
         start, end, *_ = host_ranges(context.recording, wanted)
@@ -243,50 +238,90 @@ def _first_of_gap(task: NDArray[np.int32]) -> Flags:
     return np.append(True, task[1:] != task[:-1])[: len(task)]
 
 
-def _longest_gaps(context: DeviceContext) -> Sequence[Evidence]:
-    """Return the operations with the longest idle time before them, with their lines.
+def _spans(context: DeviceContext) -> IntervalSet:
+    """Return the idle time that the host causes and no other finding explains."""
+    idle = IdleSegments.concatenate(list(_host_bound_segments(context)))
+    return intervals.merge(idle.start_ns, idle.end_ns)
 
-    If a Python function or an annotation covers the longest gap before an operation, the row has
-    its name and line, and the operation as `next`.
+
+class _HostBoundGaps:
+    """Sums of host-bound idle segments, and the longest gap before each operator.
+
+    Attributes:
+        idle_ns: Sum of all segments.
+        latency_ns: Sum of those after a launch.
+        gaps: Number of gaps.
+        long: Number of segments of LONG_NS or more.
+        long_ns: Sum of those.
     """
-    work = context.recording.work
-    operators, size = work.operator, len(work.labels.texts)
-    total, count = np.zeros(size), np.zeros(size, np.int64)
-    longest, task, begin = (np.zeros(size, np.int64) for _ in range(3))
-    for idle in _host_bound_segments(context):
-        operator, length = operators[idle.task], idle.length_ns
-        total += np.bincount(operator, length, minlength=size)
+
+    def __init__(self, context: DeviceContext) -> None:
+        self._context = context
+        self.idle_ns = self.latency_ns = self.gaps = self.long = self.long_ns = 0
+        size = len(context.recording.work.labels.texts)
+        self._total_ns, self._count = np.zeros(size), np.zeros(size, np.int64)
+        self._longest_ns, self._task, self._begin_ns = (np.zeros(size, np.int64) for _ in range(3))
+
+    @property
+    def longest_ns(self) -> int:
+        """Length of the longest segment."""
+        return int(self._longest_ns.max(initial=0))
+
+    def add(self, idle: IdleSegments) -> None:
+        """Add the segments of some complete gaps."""
+        length, is_first = idle.length_ns, _first_of_gap(idle.task)
+        is_long = length >= LONG_NS
+        self.idle_ns += int(length.sum())
+        self.latency_ns += int(length[idle.reason == LAUNCHED].sum())
         # One task may end several segments.
-        count += np.bincount(operator[_first_of_gap(idle.task)], minlength=size)
-        most = longest.copy()
+        self.gaps += int(is_first.sum())
+        self.long += int(is_long.sum())
+        self.long_ns += int(length[is_long].sum())
+        operator = self._context.recording.work.operator[idle.task]
+        size = len(self._count)
+        self._total_ns += np.bincount(operator, length, minlength=size)
+        self._count += np.bincount(operator[is_first], minlength=size)
+        most = self._longest_ns.copy()
         np.maximum.at(most, operator, length)
         # From last to first, so that the first of several is kept.
-        better = np.flatnonzero((length == most[operator]) & (length > longest[operator]))[::-1]
+        better = np.flatnonzero((length == most[operator]) & (length > self._longest_ns[operator]))
+        better = better[::-1]
         at = operator[better]
-        longest[at], task[at] = length[better], idle.task[better]
-        begin[at] = idle.start_ns[better]
-    rows: dict[tuple[str, str | None], dict[str, Any]] = {}
-    first: dict[tuple[str, str | None], int] = {}  # The operator with the longest gaps.
-    # The launching operation is looked up once per kind of task; kinds with the same one are
-    # merged.
-    for number in np.argsort(-total, kind="stable")[: int((count > 0).sum())].tolist():
-        name, line = work.place(int(task[number]))
-        new_row = evidence_row(f"before {name}", 0, 0, int(begin[number]), line=line)
-        row = rows.setdefault((name, line), new_row)
-        first.setdefault((name, line), number)
-        row["count"] += int(count[number])
-        row["total_ns"] += int(total[number])
-    result = sorted(rows.items(), key=lambda item: -int(item[1]["total_ns"]))[:EVIDENCE_ROWS]
-    for key, row in result:
-        start_ns, length_ns = row["start_ns"], int(longest[first[key]])
-        if length_ns < MIN_NAMED_GAP_NS:
-            continue
-        cover = _covering_code(context, start_ns, start_ns + length_ns, int(task[first[key]]))
-        if cover is not None:
-            del row["name"]
-            row.pop("line", None)
-            row |= {**cover, "next": key[0]}
-    return [{"name": row["name"], **row} for _, row in result]
+        self._longest_ns[at], self._task[at] = length[better], idle.task[better]
+        self._begin_ns[at] = idle.start_ns[better]
+
+    def longest(self) -> Sequence[Evidence]:
+        """Return the operations with the longest idle time before them, with their lines.
+
+        If a Python function or an annotation covers the longest gap before an operation, the row
+        has its name and line, and the operation as `next`.
+        """
+        context = self._context
+        rows: dict[tuple[str, str | None], dict[str, Any]] = {}
+        first: dict[tuple[str, str | None], int] = {}  # The operator with the longest gaps.
+        # The launching operation is looked up once per kind of task; kinds with the same one are
+        # merged.
+        order = np.argsort(-self._total_ns, kind="stable")
+        for number in order[: int((self._count > 0).sum())].tolist():
+            name, line = context.recording.work.place(int(self._task[number]))
+            start_ns = int(self._begin_ns[number])
+            new_row = evidence_row(f"before {name}", 0, 0, start_ns, line=line)
+            row = rows.setdefault((name, line), new_row)
+            first.setdefault((name, line), number)
+            row["count"] += int(self._count[number])
+            row["total_ns"] += int(self._total_ns[number])
+        result = sorted(rows.items(), key=lambda item: -int(item[1]["total_ns"]))[:EVIDENCE_ROWS]
+        for key, row in result:
+            start_ns, length_ns = row["start_ns"], int(self._longest_ns[first[key]])
+            if length_ns < MIN_NAMED_GAP_NS:
+                continue
+            task = int(self._task[first[key]])
+            cover = _covering_code(context, start_ns, start_ns + length_ns, task)
+            if cover is not None:
+                del row["name"]
+                row.pop("line", None)
+                row |= {**cover, "next": key[0]}
+        return [{"name": row["name"], **row} for _, row in result]
 
 
 def _covering_code(context: DeviceContext, begin: int, end: int, task: int) -> Evidence | None:

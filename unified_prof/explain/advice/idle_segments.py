@@ -222,40 +222,38 @@ class _PreviousStarts:
 
 
 def host_bound_masks(
-    recording: Recording, idle_windows: Callable[[], Iterable[IdleSegments]], starts: Iterator[Ints]
-) -> Iterator[Flags]:
-    """Yield a mask of the time that earlier launches would fill, for each window of idle time.
+    recording: Recording, idle_windows: Iterable[IdleSegments], starts: Iterator[Ints]
+) -> list[Flags]:
+    """Return masks of the time that earlier launches would fill, for each window of idle time.
 
     Args:
         recording: Source of calls and tasks.
         idle_windows: Yields the idle time by reason; a gap is in one window.
         starts: Ascending starts of the tasks within the analyzed steps.
     """
-    latency_ns: float | None = None  # needs another pass over all windows, for few recordings
+    masks: list[Flags] = []
+    alone: list[tuple[NDArray[np.integer], NDArray[np.integer]]] = []
+    drained: list[NDArray[np.integer]] = [np.zeros(0, np.int32)]
     previous = _PreviousStarts(starts)
-    for idle in idle_windows():
-        result = _before_launches(idle)
+    for idle in idle_windows:
+        mask = _before_launches(idle)
         rows, start_ns, launched_ns = _after_launches(recording, idle)
+        latency_ns = start_ns - launched_ns
+        drained.append(narrow(latency_ns[np.isin(idle.task[rows], idle.task[mask])]))
         if len(rows):
-            if latency_ns is None:
-                latency_ns = _median_latency_ns(recording, idle_windows())
             # The previous task was running or finished when this one was launched: nothing else
             # was queued.
-            alone = previous.before(start_ns) <= launched_ns
-            latency = start_ns - launched_ns
-            result[rows[alone & (latency <= MAX_LATENCY_MEDIANS * latency_ns)]] = True
-        yield result
-
-
-def _median_latency_ns(recording: Recording, idle_windows: Iterable[IdleSegments]) -> float:
-    """Return the median launch latency of an idle device."""
-    parts: list[NDArray[np.integer]] = [np.zeros(0, np.int32)]
-    for idle in idle_windows:
-        rows, start_ns, launched_ns = _after_launches(recording, idle)
-        drained = np.isin(idle.task[rows], idle.task[_before_launches(idle)])
-        parts.append(narrow((start_ns - launched_ns)[drained]))
-    latencies = np.concatenate(parts)
-    return min(float(np.median(latencies)), MAX_LATENCY_NS) if len(latencies) else LATENCY_NS
+            chosen = previous.before(start_ns) <= launched_ns
+            chosen &= latency_ns <= MAX_LATENCY_MEDIANS * MAX_LATENCY_NS
+            rows, latency_ns = rows[chosen], latency_ns[chosen]
+        masks.append(mask)
+        alone.append((narrow(rows), narrow(latency_ns)))
+    # The latency of a launch to an idle device is known after the last window.
+    latencies = np.concatenate(drained)
+    median_ns = min(float(np.median(latencies)), MAX_LATENCY_NS) if len(latencies) else LATENCY_NS
+    for mask, (rows, latency_ns) in zip(masks, alone, strict=True):
+        mask[rows[latency_ns <= MAX_LATENCY_MEDIANS * median_ns]] = True
+    return masks
 
 
 def _before_launches(idle: IdleSegments) -> Flags:
@@ -485,7 +483,7 @@ class AnalyzedTime:
     def _host_bound(self) -> list[Flags]:
         windows = self.recording.work.in_time(self.device_id)
         starts = (rows.start_ns[self.is_analyzed(rows.start_ns)] for rows in windows)
-        return list(host_bound_masks(self.recording, self.idle_windows, starts))
+        return host_bound_masks(self.recording, self.idle_windows(), starts)
 
     def idle_where(self, condition: Callable[[IdleSegments], Flags]) -> IdleSegments:
         """Return the idle segments for which a condition on windows holds."""
