@@ -49,10 +49,18 @@ class NpuRun(FaultyRun):
         self.row("AICORE_FREQ", deviceId=0, timestampNs=self.T0 + at, freq=mhz)
 
     def transfer(
-        self, start: int, end: int, size: int, *, transport: int = 0, link: int = 1
+        self,
+        start: int,
+        end: int,
+        size: int,
+        *,
+        transport: int = 0,
+        link: int = 1,
+        connection: int = -1,
+        stream: int = 30,
     ) -> None:
         """Add a task of a collective."""
-        task = self.task(start, end, "SDMA", stream=30)
+        task = self.task(start, end, "SDMA", stream=stream, connection=connection)
         row = {"size": size, "transportType": transport, "linkType": link, "opId": 1}
         name = self.text("Memcpy")
         self.row("COMMUNICATION_TASK_INFO", globalTaskId=task, name=name, **row)
@@ -222,26 +230,54 @@ def test_transfers_of_unaligned_size_cost_the_lost_bandwidth(tmp_path: Path) -> 
     assert saving_ns(lost) == pytest.approx(2000 * US * (1 - odd / aligned), abs=1)
 
 
-@pytest.mark.parametrize(("size", "found"), [((4 << 20) + 36, True), (4 << 20, False)])
-def test_unaligned_transfers_are_named_for_nothing(tmp_path: Path, size: int, found: bool) -> None:
-    with NpuRun(tmp_path / "run.db") as npu:
-        for at in range(10):
-            npu.operator(at * MS, at * MS + 500 * US)
-            begin, end = at * MS + 500 * US, (at + 1) * MS
-            npu.transfer(begin, end, size)
+def all_reduces(path: Path, messages: list[tuple[int, int]], *, launched: bool = False) -> Path:
+    """Write all-reduces of (bytes, length), one in 2 ms, each after 0.5 ms of compute.
+
+    If `launched`, calls launch them, and the next kernel waits for them.
+    """
+    with NpuRun(path) as npu:
+        at = 0
+        for number, (size, length) in enumerate(messages):
+            npu.operator(at, begin := at + 500 * US)
+            call = npu.api(number * US, number * US + 500, "launch") if launched else -1
+            stream = 2 if launched else 30
+            npu.transfer(begin, begin + length, size, connection=call, stream=stream)
             names = {"opName": "hcom_allReduce_1", "opType": "hcom_allReduce_", "groupName": "dp"}
             row = {column: npu.text(text) for column, text in names.items()}
-            row |= {
-                "connectionId": -1,
-                "opId": at,
-                "deviceId": 0,
-                "count": size // 4,
-                "dataType": 4,
-            }
-            npu.row("COMMUNICATION_OP", startNs=begin, endNs=end, **row)
-    finding = findings_by_kind(tmp_path / "run.db").get("unaligned_messages")
+            row |= {"connectionId": call, "opId": number, "deviceId": 0, "count": size // 4}
+            npu.row("COMMUNICATION_OP", startNs=begin, endNs=begin + length, dataType=4, **row)
+            at = begin + length
+        npu.operator(at, at + MS)
+    return path
+
+
+@pytest.mark.parametrize(("size", "found"), [((4 << 20) + 36, True), (4 << 20, False)])
+def test_unaligned_transfers_are_named_for_nothing(tmp_path: Path, size: int, found: bool) -> None:
+    path = all_reduces(tmp_path / "run.db", [(size, 500 * US)] * 10)
+    finding = findings_by_kind(path).get("unaligned_messages")
     assert (finding is not None) is found
     assert finding is None or not finding.cost_ms_per_step
+
+
+@pytest.mark.parametrize(("size", "excess_bytes"), [(32 << 20, 36), (32 << 20, -36), (4 << 20, 36)])
+def test_unaligned_messages_come_before_their_consequences(
+    tmp_path: Path, size: int, excess_bytes: int
+) -> None:
+    """They take longer than aligned ones, not by exposure, waiting or their number."""
+    messages = [(size, 200 * US), (size + excess_bytes, MS)] * 10
+    findings = advice(all_reduces(tmp_path / "run.db", messages, launched=True)).findings
+    costs = {one.kind: one.cost_ms_per_step for one in findings}
+    assert findings[0].kind == "unaligned_messages"
+    assert costs.pop("unaligned_messages") == pytest.approx(10 * 0.8, rel=0.01)
+    assert sum(costs.values()) <= 20 * 0.2 * 1.01, "the rest of the time of messages"
+    assert "waiting_for_ranks" not in costs
+
+
+def test_exposed_communication_keeps_its_cost_if_messages_are_aligned(tmp_path: Path) -> None:
+    messages = [(32 << 20, 200 * US), (64 << 20, MS)] * 10
+    findings = advice(all_reduces(tmp_path / "run.db", messages, launched=True)).findings
+    assert findings[0].kind == "exposed_communication"
+    assert findings[0].cost_ms_per_step == pytest.approx(20 * 0.6, rel=0.01)
 
 
 def test_aligned_sizes_and_equal_rates_are_no_finding(tmp_path: Path) -> None:
