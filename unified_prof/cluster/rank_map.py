@@ -187,6 +187,8 @@ def read_steps(
     )
     if not rows:
         rows = _named_steps(report)
+    if not rows:
+        rows = [(int(name), start, end) for name, start, end, _ in recording.numbered_steps]
     recorded = bool(rows)
     first = {int(row[0]): row for row in reversed(rows)}
     if len(first) < len(rows):

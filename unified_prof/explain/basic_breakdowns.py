@@ -322,7 +322,7 @@ BREAKDOWNS = {
 # Between an operation and the operations of its backward pass.
 BACKWARD_PASS = Frame("(backward)", "pass")
 _NO_NAME = "(unnamed)"
-_NUMBERED_STEP = re.compile(r"(ProfilerStep)\s*[#*]\s*\d+$")
+_STEP_NUMBER = re.compile(r"[\s#*_:=-]*\d+(?!\w).*$", re.DOTALL)
 _PYTHON = re.compile(r"(?P<file>[^\n]+?)\((?P<line>\d+)\)(?:: (?P<name>.+))?$")
 
 
@@ -497,7 +497,7 @@ def host_stacks(recording: Recording) -> Stacks:
     own = np.maximum(end - start - taken, 0)
     codes, label = np.unique(name * 2 + (kind == _IN_PYTHON), return_inverse=True)
     frames = [
-        _host_frame(recording.strings.get(code // 2), python=bool(code % 2))
+        _host_frame(recording, recording.strings.get(code // 2), python=bool(code % 2))
         for code in codes.tolist()
     ]
     # Steps that differ only in their number are one frame.
@@ -559,12 +559,12 @@ def _usable(thread: Ints, start: Ints, end: Ints, name: Ints) -> _Columns:
     return thread, start, end, name, np.full(len(thread), _OTHER, np.int64)
 
 
-def _host_frame(text: str | None, *, python: bool) -> Frame:
+def _host_frame(recording: Recording, text: str | None, *, python: bool) -> Frame:
     """Return the frame of a host range by its recorded name."""
     if text is None:
         return Frame(_NO_NAME, "range")
-    if (step := _NUMBERED_STEP.match(text)) is not None:
-        return Frame(step[1], "range")
+    if recording.is_step_range(text):
+        return Frame(_STEP_NUMBER.sub("", text), "range")
     if python and (match := _PYTHON.match(text)) is not None:
         file = match["file"].replace("\\", "/")
         name = match["name"] or posixpath.basename(file)

@@ -22,8 +22,8 @@ from unified_prof.recording.framework import NONE, Framework
 from unified_prof.recording.model import Breakdown, BreakdownSpec, By, Row
 from unified_prof.recording.recording import Recording
 
-# Ranges that are neither operations nor annotations: steps, Python frames, modules.
-_UNNAMED_CODE = re.compile(r"ProfilerStep#\d+$|\.py\(\d+\): |^<built-in |^nn\.Module: ")
+# Ranges that are neither operations nor annotations: Python frames, modules.
+_UNNAMED_CODE = re.compile(r"\.py\(\d+\): |^<built-in |^nn\.Module: ")
 _OUTSIDE = "(outside any operation)"
 
 
@@ -84,7 +84,11 @@ class HostTimeline:
         )
         line = lines[stack] if len(lines) else nothing
         texts, number = framework.names(place)
-        shown = [_OUTSIDE if not text or _UNNAMED_CODE.search(text) else text for text in texts]
+        is_step = self._recording.is_step_range
+        shown = [
+            _OUTSIDE if not text or _UNNAMED_CODE.search(text) or is_step(text) else text
+            for text in texts
+        ]
         own = labels.numbers(shown)[number] if texts else nothing
         own = np.where(place >= 0, own, outside)
         operation = framework.is_operation(place)

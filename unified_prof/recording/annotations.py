@@ -84,7 +84,7 @@ class Ranges:
         return len(self.name)
 
 
-def read(source: Source, strings: Strings) -> Ranges:
+def read(source: Source, strings: Strings, is_step: Callable[[str], object]) -> Ranges:
     """Read the annotations of a GPU recording; other recordings have none."""
     tables = _TABLES if "UPROF_GPU_TASKS" in source.tables else {}
     for table, columns in tables.items():
@@ -95,7 +95,7 @@ def read(source: Source, strings: Strings) -> Ranges:
         wanted = [
             number
             for number, text in zip(names, strings.texts(names), strict=True)
-            if text is not None and not STEP.match(text)
+            if text is not None and not is_step(text)
         ]
         good &= np.isin(result["name"], wanted)
         if good.any():
@@ -215,9 +215,9 @@ _OF_OTHERS = frozenset({"Module", "communication"})
 
 
 class Regions:
-    """Named ranges of host threads; outer ranges come before those inside them."""
+    """Named ranges of host threads, without steps; outer ranges before those inside them."""
 
-    def __init__(self, source: Source, strings: Strings) -> None:
+    def __init__(self, source: Source, strings: Strings, is_step: Callable[[str], object]) -> None:
         columns = {
             "thread": "globalTid",
             "start": "startNs",
@@ -231,7 +231,7 @@ class Regions:
         good &= (found["start"] > 0) & (found["end"] > found["start"])
         for number in np.unique(found["name"]).tolist():
             text = strings.get(number)
-            if text is None or STEP.match(text):
+            if text is None or is_step(text):
                 good &= found["name"] != number
         for number in np.unique(found["domain"]).tolist():
             if strings.get(number) in _OF_OTHERS:

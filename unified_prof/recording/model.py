@@ -180,7 +180,8 @@ KINDS: dict[By, Kind] = {
         Kind(
             "step",
             "Steps",
-            "no complete step was recorded (call profiler.step() after each iteration)",
+            "no complete step was recorded (call profiler.step() after each iteration, or "
+            "mark each with a range `step N`)",
             detailed="note",
         ),
     )

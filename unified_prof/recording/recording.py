@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from unified_prof.arrays.grouping import MISSING, Ints
 from unified_prof.recording import collectives, counters, operators
 from unified_prof.recording import steps as step_trace
-from unified_prof.recording.annotations import Ranges, Regions
+from unified_prof.recording.annotations import STEP, Ranges, Regions
 from unified_prof.recording.annotations import read as read_annotations
 from unified_prof.recording.breakdowns import host_calls
-from unified_prof.recording.calls import Calls, PackedCalls
+from unified_prof.recording.calls import COMMUNICATION, KERNEL, Calls, PackedCalls
 from unified_prof.recording.collectives import CollectiveNames, Collectives
 from unified_prof.recording.device import DeviceWork, StepWindows, TaskSteps, step_windows
 from unified_prof.recording.device_tasks import Work
@@ -39,7 +39,16 @@ from unified_prof.recording.source import (
     recorded_anomalies,
     task_counters,
 )
-from unified_prof.recording.steps import Steps, StepTrace, TaskTimes, step_of
+from unified_prof.recording.steps import (
+    HostRanges,
+    LaunchedWork,
+    Steps,
+    StepTrace,
+    TaskTimes,
+    is_numbered,
+    numbered_steps,
+    step_of,
+)
 from unified_prof.recording.task_order import Capture, LaunchedTasks, join_launches
 from unified_prof.recording.tasks import Tasks
 
@@ -159,22 +168,7 @@ class Recording:
     @cached_property
     def steps(self) -> list[tuple[str, int, int]]:
         """Name, start and end of each complete step on the host, ns, in order of start."""
-        columns = {"id": "id", "start": "startNs", "duration": "endNs - startNs"}
-        result = self.source.integers("STEP_TIME", columns)
-        valid = possible(result["start"], result["duration"])
-        bad = int(len(valid) - valid.sum())
-        self.findings.add("impossible_step_time", f"{bad} steps are left out", bad)
-        steps = [] if self.framework is None else self.framework.steps()
-        if valid.any():
-            order = np.flatnonzero(valid)[np.argsort(result["start"][valid], kind="stable")]
-            steps = [
-                (
-                    str(result["id"][row]) if result["id"][row] != MISSING else "?",
-                    int(result["start"][row]),
-                    int(result["start"][row] + result["duration"][row]),
-                )
-                for row in order
-            ]
+        steps = [*self._profiler_steps] or [step[:3] for step in self.numbered_steps]
         if self.has_remnant([(start, end) for _, start, end in steps]):
             steps.pop()
         if self.cut_ns == step_trace.FOREVER or not steps:
@@ -190,6 +184,78 @@ class Recording:
             first, dropped = steps[int(np.argmin(complete))][0], int((~complete).sum())
             self.findings.add("incomplete_step", f"from step {first} on", dropped)
         return [steps[at] for at in np.flatnonzero(complete).tolist()]
+
+    @cached_property
+    def _profiler_steps(self) -> list[tuple[str, int, int]]:
+        """Steps that the profiler recorded."""
+        columns = {"id": "id", "start": "startNs", "duration": "endNs - startNs"}
+        result = self.source.integers("STEP_TIME", columns)
+        valid = possible(result["start"], result["duration"])
+        bad = int(len(valid) - valid.sum())
+        self.findings.add("impossible_step_time", f"{bad} steps are left out", bad)
+        if not valid.any():
+            return [] if self.framework is None else self.framework.steps()
+        order = np.flatnonzero(valid)[np.argsort(result["start"][valid], kind="stable")]
+        return [
+            (
+                str(result["id"][row]) if result["id"][row] != MISSING else "?",
+                int(result["start"][row]),
+                int(result["start"][row] + result["duration"][row]),
+            )
+            for row in order
+        ]
+
+    @cached_property
+    def numbered_steps(self) -> list[tuple[str, int, int, str]]:
+        """Number, start, end and name of the steps that the program marks, such as `step 3`.
+
+        Empty if the profiler recorded steps.
+        """
+        if self._profiler_steps or not any(map(is_numbered, self.strings.all())):
+            return []
+        if self.framework is not None:
+            rows = self.framework.matching(is_numbered)
+            names, name = self.framework.names(rows)
+            thread, start, end = (
+                column[rows]
+                for column in (
+                    self.framework.thread,
+                    self.framework.start_ns,
+                    self.framework.end_ns,
+                )
+            )
+            ranges = HostRanges(thread, start, end, name.astype(np.int64))
+        else:
+            marks = Regions(self.source, self.strings, STEP.match)
+            distinct, name = np.unique(marks.name, return_inverse=True)
+            names = [text or "" for text in self.strings.texts(distinct.tolist())]
+            ranges = HostRanges(marks.thread, marks.start_ns, marks.end_ns, name)
+        is_step = np.array([is_numbered(text) and not STEP.match(text) for text in names], bool)
+        return numbered_steps(ranges.take(is_step[ranges.name]), names, self._launched_work())
+
+    def _launched_work(self) -> LaunchedWork:
+        """Return kernels and collectives by their launch; without device tasks, operations."""
+        if self.clock == "host" and self.framework is not None:
+            calls = self.framework.calls
+            start, end = self.framework.start_ns[calls], self.framework.end_ns[calls]
+            return LaunchedWork(start, self.framework.thread[calls], end - start)
+        rows = np.flatnonzero(np.isin(self.tasks.kind, (KERNEL, COMMUNICATION)))
+        call = self.host_calls.launching(self.tasks.connection[rows])
+        # Threads of task queues launch for the program.
+        known = (call >= 0) & ("UPROF_GPU_TASKS" in self.source.tables)
+        thread = np.full(len(rows), -1, np.int64)
+        thread[known] = self.host_calls.thread[call[known]]
+        return LaunchedWork(
+            self.program_ns(call, self.tasks.start_ns[rows]), thread, self.tasks.duration_ns[rows]
+        )
+
+    def is_step_range(self, text: str) -> bool:
+        """Return True if ranges of this name are steps, of a profiler or of the program."""
+        return STEP.match(text) is not None or text in self._step_range_names
+
+    @cached_property
+    def _step_range_names(self) -> frozenset[str]:
+        return frozenset(name for *_, name in self.numbered_steps)
 
     def has_remnant(self, steps: Sequence[tuple[int, int]]) -> bool:
         """Return True if the host does nothing in the last of several steps.
@@ -313,13 +379,13 @@ class Recording:
 
     @cached_property
     def annotations(self) -> Ranges:
-        """Annotated ranges on a GPU."""
-        return read_annotations(self.source, self.strings)
+        """Annotated ranges on a GPU, without steps."""
+        return read_annotations(self.source, self.strings, self.is_step_range)
 
     @cached_property
     def regions(self) -> Regions:
-        """Annotated ranges on the host."""
-        return Regions(self.source, self.strings)
+        """Annotated ranges on the host, without steps."""
+        return Regions(self.source, self.strings, self.is_step_range)
 
     @cached_property
     def idle_time(self) -> IdleTime:

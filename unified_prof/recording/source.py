@@ -167,6 +167,10 @@ class Strings:
     def _texts(self) -> dict[int, str]:
         return dict(self._source.rows("SELECT id, value FROM STRING_IDS"))
 
+    def all(self) -> Iterable[str]:
+        """Return all texts."""
+        return (text for text in self._texts.values() if isinstance(text, str))
+
     def get(self, number: int) -> str | None:
         """Return the text of an id, None if it has no text or the text means unknown."""
         text = self._texts.get(number)

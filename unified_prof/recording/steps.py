@@ -1,4 +1,4 @@
-"""Assignment of times to steps, and torch_npu's figures for each step (StepTraceTime).
+"""Steps that programs number, times of steps, and torch_npu's figures (StepTraceTime).
 
 Reports include these figures because users of the vendor's viewers expect them. They differ from
 uprof's figures: a step is everything that starts on a device while its launched tasks run, and only
@@ -8,6 +8,7 @@ definitions.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +30,88 @@ def step_of(start_ns: Ints, steps: Steps) -> Ints:
     starts = np.array([start for _, start, _ in steps], np.int64)
     ends = np.array([end for _, _, end in steps], np.int64)
     return holding(IntervalSet(starts, ends), start_ns)
+
+
+# Words before the running number of an iteration: `step 3`, `train_step_12`, `Iteration 7`.
+STEP_WORDS = ("step", "steps", "iteration", "iterations", "iter", "iters", "batch", "minibatch")
+# Words of ranges that are parts of an iteration: `grad_accum_step 2`, `micro batch 1`.
+_PARTS = re.compile(r"micro|accum|(?<![a-z])ga(?![a-z])", re.IGNORECASE)
+_NUMBERED = re.compile(
+    r"(?:(?<![A-Za-z])|(?<=[a-z])(?=[A-Z]))(?i:" + "|".join(STEP_WORDS) + r")"
+    r"[\s_#:=.\[(-]*(?P<number>\d{1,18})(?!\w)"
+)
+MIN_NUMBERED = 3  # Minimum ranges: two may be numbered by chance.
+_MOST_WORK = 0.5  # Share of the work that the ranges must contain.
+# Share of the work of a process that the thread itself launches, so that ranges of loader threads,
+# open all the time, do not count. Another thread launches most of a backward pass.
+_OWN_WORK = 0.1
+_PROCESS_SHIFT = 32  # Thread ids contain the process.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HostRanges(Frame):
+    """Ranges of host threads, with the index of the name of each."""
+
+    thread: Ints
+    start_ns: Ints
+    end_ns: Ints
+    name: Ints
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LaunchedWork:
+    """Work by the time and thread at which the program launched it; thread -1 is unknown."""
+
+    at_ns: Ints
+    thread: Ints
+    length_ns: Ints
+
+    def within(self, start_ns: Ints, end_ns: Ints, thread: int) -> tuple[float, bool]:
+        """Return the share of the work in intervals, and True if the thread launches some of it."""
+        inside = holding(IntervalSet(start_ns, end_ns), self.at_ns) >= 0
+        work = int(self.length_ns[inside].sum())
+        of_process = inside & (self.thread >> _PROCESS_SHIFT == thread >> _PROCESS_SHIFT)
+        own = int(self.length_ns[inside & (self.thread == thread)].sum())
+        launches = own > 0 and own >= _OWN_WORK * int(self.length_ns[of_process].sum())
+        is_unknown = not (inside & (self.thread >= 0)).any()
+        total = int(self.length_ns.sum())
+        return work / total if total else 0.0, launches or is_unknown
+
+
+def is_numbered(text: str) -> bool:
+    """Return True for the name of a range that may be a step, such as `train_step 12`."""
+    found = _NUMBERED.search(text)
+    return found is not None and not _PARTS.search(text[: found.end()])
+
+
+def numbered_steps(
+    ranges: HostRanges, names: Sequence[str], work: LaunchedWork
+) -> list[tuple[str, int, int, str]]:
+    """Return number, start, end and name of the steps that a program numbers in its range names.
+
+    They are the ranges of one thread and one name whose numbers increase, that do not overlap, and
+    that contain most of the work; of several such families, the outermost. Ranges such as those of
+    a data loader, of layers or of micro-batches are not steps.
+    """
+    families: dict[tuple[int, str], list[tuple[int, int, int, int]]] = {}
+    columns = (ranges.thread, ranges.start_ns, ranges.end_ns, ranges.name)
+    for thread, start, end, name in zip(*(one.tolist() for one in columns), strict=True):
+        if (found := _NUMBERED.search(names[name])) is not None:
+            family = (thread, names[name][: found.start("number")])
+            families.setdefault(family, []).append((start, end, int(found["number"]), name))
+    # Nested families contain about the same work; the outer one is open for longer.
+    longest_ns = 0
+    result: list[tuple[int, int, int, int]] = []
+    for (thread, _), rows in families.items():
+        start, end, number, _ = np.array(sorted(rows), np.int64).T
+        if len(rows) < MIN_NUMBERED or (number[1:] <= number[:-1]).any():
+            continue
+        if (start[1:] < end[:-1]).any():
+            continue
+        share, launches = work.within(start, end, thread)
+        if share > _MOST_WORK and launches and (length_ns := int((end - start).sum())) > longest_ns:
+            longest_ns, result = length_ns, sorted(rows)
+    return [(str(number), start, end, names[name]) for start, end, number, name in result]
 
 
 _NODE = 10_000  # `node` in ENUM_API_TYPE, the level of launch calls.

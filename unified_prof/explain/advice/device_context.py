@@ -50,7 +50,6 @@ MAX_COVER_LENGTHS = 20
 MIN_NAMED_GAP_NS = 500_000
 
 FRAME = re.compile(r"(?P<file>[^\n]+?)\((?P<line>\d+)\): (?P<name>.+)$")
-_STEP = re.compile(r"ProfilerStep\b")
 
 
 def code_place(text: str) -> str:
@@ -430,7 +429,7 @@ class DeviceContext(AnalyzedTime):
             return HostCode(*frames)
         ranges = np.flatnonzero(framework.is_annotation)
         names, name = framework.names(ranges)
-        wanted = np.array([not _STEP.match(text) for text in names] or [False])[name]
+        wanted = np.array([not recording.is_step_range(text) for text in names] or [False])[name]
         ranges, name = ranges[wanted], name[wanted]
         return HostCode(
             np.concatenate((frames.start_ns, framework.start_ns[ranges])),
@@ -446,7 +445,7 @@ class DeviceContext(AnalyzedTime):
         framework = self.recording.framework
         if framework is None:
             return []
-        steps = framework.matching(lambda text: _STEP.match(text) is not None)
+        steps = framework.matching(self.recording.is_step_range)
         threads: list[int] = np.unique(framework.thread[steps]).tolist()
         return threads
 

@@ -166,7 +166,7 @@ def load_moments(
         fetches = fetches[np.isin(framework.thread[fetches], threads)]
         ends_of_fetches = framework.thread[fetches], framework.end_ns[fetches]
     fetched = points.add(*ends_of_fetches, _FETCHED)
-    main = _main_thread(framework, calls, launching, syncs)
+    main = _main_thread(recording, launching, syncs)
     on_main = np.full(len(steps) if main is not None else 0, main or 0, np.int64)
     windows = np.array([step[1:] for step in steps], np.int64).reshape(-1, 2)[: len(on_main)]
     step_begins = points.add(on_main, windows[:, 0], _STEP)
@@ -314,12 +314,11 @@ def _handovers(calls: HostCalls, framework: Framework | None, threads: Ints) -> 
     return _Handovers.concatenate(parts)
 
 
-def _main_thread(
-    framework: Framework | None, calls: HostCalls, launching: Ints, syncs: Ints
-) -> int | None:
+def _main_thread(recording: Recording, launching: Ints, syncs: Ints) -> int | None:
     """Return the thread that runs the steps, or None if no host data were recorded."""
+    calls, framework = recording.host_calls, recording.framework
     if framework is not None:
-        steps = framework.matching(lambda text: text.startswith("ProfilerStep#"))
+        steps = framework.matching(recording.is_step_range)
         if len(steps):
             return int(framework.thread[steps[0]])
     used = np.concatenate((launching, syncs))
