@@ -176,6 +176,9 @@ def allocation_retries(context: DeviceContext) -> Iterator[Cause]:
     kind = np.append(kind, np.full(len(queue), _LAUNCH))
     order = np.lexsort((start_ns, thread))
     order = order[(kind[order] > 0) & context.is_analyzed(start_ns[order])]
+    # Launches in a row count as one, because there are millions.
+    launches = kind[order] == _LAUNCH
+    order = order[~(launches & np.append(False, launches[:-1])[: len(launches)])]
     begins, ends = [], []
     malloc_ns: int | None = None
     freed = False

@@ -87,11 +87,12 @@ class _Operations:
             [tuple(map(int, one.split(","))) for one in _SHAPE.findall(text)] for text in inputs
         ]
         self.shapes = [shapes[one] for one in given.tolist()]
-        known: dict[tuple[int, int], _Product | None] = {}
-        self.products = [
-            known.setdefault((one, other), _Product.from_shapes(texts[one], shapes[other]))
-            for one, other in zip(name.tolist(), given.tolist(), strict=True)
-        ]
+        kinds = list(zip(name.tolist(), given.tolist(), strict=True))
+        products = {
+            (one, other): _Product.from_shapes(texts[one], shapes[other])
+            for one, other in set(kinds)
+        }
+        self.products = [products[kind] for kind in kinds]
 
     def _of_host(self) -> Ints:
         framework, window = self.context.recording.framework, self.context.window
