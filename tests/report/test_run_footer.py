@@ -8,7 +8,6 @@ from click.testing import CliRunner
 from tests.analysis.builders import Frame, memory_report, run_time_report, training_step
 from tests.sql import execute
 from unified_prof.cli.app import app
-from unified_prof.cli.run import _next_command
 from unified_prof.explain.api import open_analyses
 from unified_prof.recording.model import ModelUse
 from unified_prof.report import report_document, terminal
@@ -119,23 +118,40 @@ def test_time_waiting_for_a_cpu_is_reported(tmp_path: Path) -> None:
 def test_footer_begins_with_findings_if_there_are_any(tmp_path: Path) -> None:
     path = run_time_report(tmp_path / "r.sqlite", iterations=ITERATIONS[:1])
     document = Document()
-    assert not report_document.add_run_footer(document, {"run-time": [path]}, top=3)
+    command = report_document.add_run_footer(document, {"run-time": [path]}, top=3)
+    assert command == "uprof report --by line"
     assert "findings" not in terminal.render_text(document, width=None, color=False)
     execute(path, "ALTER TABLE UPROF_ITERATIONS ADD COLUMN waited_ms DOUBLE")
     execute(path, "UPDATE UPROF_ITERATIONS SET waited_ms = 4.0")
     document = Document()
-    assert report_document.add_run_footer(document, {"run-time": [path]}, top=3)
+    command = report_document.add_run_footer(document, {"run-time": [path]}, top=3)
+    assert command == "uprof advise"
     shown = terminal.render_text(document, width=None, color=False).splitlines()
     assert shown[0] == "findings"
     assert "CPU wait" in shown[1]
 
 
-def test_next_command_depends_on_the_findings() -> None:
-    tracked = {report: (Path(report),) for report in ("run-time", "memory")}
-    assert _next_command(tracked, has_findings=True) == "uprof advise"
-    assert _next_command(tracked, has_findings=False) == "uprof report --by line"
-    assert _next_command({"memory": ()}, has_findings=False) == "uprof report"
-    assert _next_command({"timeline": ()}, has_findings=False) == "uprof advise"
+@pytest.mark.parametrize(
+    ("frames", "modules", "command"),
+    [
+        ([("model.py", 12)], [("layer", "Linear")], "uprof report --by line"),
+        ([], [("layer", "Linear")], "uprof report --by module"),
+        ([], [], "uprof report"),
+    ],
+)
+def test_next_command_shows_a_breakdown_of_the_report(
+    frames: list[Frame], modules: list[tuple[str, str]], command: str, tmp_path: Path
+) -> None:
+    path = run_time_report(tmp_path / "r.sqlite", [("linear", 1.5, 3.0, frames)], modules=modules)
+    assert report_document.add_run_footer(Document(), {"run-time": [path]}, top=3) == command
+    shown = CliRunner().invoke(app, [*command.split()[1:], str(path)])
+    assert shown.exit_code == 0, shown.output
+
+
+def test_next_command_of_a_timeline_is_advise(tmp_path: Path) -> None:
+    path = training_step(tmp_path / "t.db")
+    footer = report_document.add_run_footer(Document(), {"timeline": [path]}, top=3)
+    assert footer == "uprof advise"
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from unified_prof.base import signals, streams
-from unified_prof.base.run_spec import MEMORY, RUN_TIME, TIMELINE, Turns
+from unified_prof.base.run_spec import MEMORY, RUN_TIME, Turns
 from unified_prof.base.text import printable
 from unified_prof.cli import command as cli
 from unified_prof.cli import output as printing
@@ -105,18 +105,10 @@ class RunEnd:
             from unified_prof.report.report_document import MORE_IN_REPORT, add_run_footer
 
             document = Document(more=MORE_IN_REPORT)
-            has_findings = add_run_footer(document, result.files, top=self.top)
+            command = add_run_footer(document, result.files, top=self.top)
             self._say(printing.message_text(document))
             where = printable(str(result.directory))
-            command = _next_command(result.files, has_findings=has_findings)
             self._say(f"\nnext  {command} {where}\npage  uprof view {where}")
-
-
-def _next_command(files: Mapping[str, tuple[Path, ...]], *, has_findings: bool) -> str:
-    """Return the most useful command for a run with these reports."""
-    if has_findings or TIMELINE in files:
-        return "uprof advise"
-    return "uprof report --by line" if RUN_TIME in files else "uprof report"
 
 
 @cli.command(

@@ -93,24 +93,29 @@ def run_footer(files: Mapping[str, Iterable[Path]]) -> str:
     return render_text(document)
 
 
-def add_run_footer(document: Document, files: Mapping[str, Iterable[Path]], *, top: int) -> bool:
+def add_run_footer(document: Document, files: Mapping[str, Iterable[Path]], *, top: int) -> str:
     """Add findings, figures and paths of the reports just written.
 
     A report that cannot be read is listed; no error is raised, because the run has ended.
 
     Returns:
-        True if there are findings.
+        The most useful command for the reports, without their path.
     """
-    has_findings = False
+    best = "uprof report"
     try:
         with open_files(path for paths in files.values() for path in paths) as analyses:
+            known = {by for analysis in analyses for by in analysis.summary.available}
+            by = next((by for by in ("line", "module") if by in known), None)
+            best += f" --by {by}" if by else ""
             for analysis in analyses:
                 bys = analysis.summary.available[:1]
                 figures = collect_figures(analysis, bys, top=top, details=False)
+                if analysis.summary.family == "msprof":
+                    best = "uprof advise"
                 if not _add_not_tracked(document, figures.summary):
                     if figures.advice is not None and figures.advice.findings:
                         add_findings(document, figures)
-                        has_findings = True
+                        best = "uprof advise"
                     _add_headline(document, figures)
                 for selection in figures.selections:
                     if selection.rows and "not_tracked" not in dict(figures.summary.facts):
@@ -122,7 +127,7 @@ def add_run_footer(document: Document, files: Mapping[str, Iterable[Path]], *, t
     for kind, paths in files.items():
         for path in paths:
             document.fact(f"{kind} report", str(path))
-    return has_findings
+    return best
 
 
 def anomaly_warnings(summary: Summary) -> list[tuple[str, str]]:
