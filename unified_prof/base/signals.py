@@ -4,6 +4,7 @@ A process ended by a scheduler, a closed terminal or a launcher must leave no ha
 once it has measured something, its reports. `ended_by_signals` converts both signals to SystemExit,
 so that all `finally` and `with` blocks run; `held_back` defers signals while files get their names.
 Only signals with their default action are handled: handlers of the user's program and `nohup` stay.
+Ctrl-C stays Python's KeyboardInterrupt, which `held_back` defers, too.
 """
 
 from __future__ import annotations

@@ -196,7 +196,10 @@ def step_time_parts(
     busy: IntervalSet,
     loader: IntervalSet | None,
 ) -> dict[str, Ints]:
-    """Return the parts of each step: unions of intervals, clipped to the step."""
+    """Return the parts of each step: unions of intervals, clipped to the step.
+
+    Exposed communication is the time in which communication runs and no kernel does.
+    """
     communication = intervals.merge(operations["start"], operations["end"])
     start, end = steps["start"], steps["end"]
     compute_ns, communication_ns, busy_ns = (
@@ -205,7 +208,8 @@ def step_time_parts(
     late = np.full(len(start), NO_VALUE, np.int64)
     if loader is not None:
         late = intervals.covered(intervals.subtract(loader, busy), start, end)
-    times = (compute_ns, communication_ns, busy_ns - compute_ns, (end - start) - busy_ns, late)
+    exposed_ns, idle_ns = busy_ns - compute_ns, (end - start) - busy_ns
+    times = (compute_ns, communication_ns, exposed_ns, idle_ns, late)
     return partials.named_columns("steps", steps["step"], start, end, *times)
 
 
