@@ -450,15 +450,19 @@ def formulas(shape: str) -> Iterator[str]:
     """Yield the cost of each operation for tensors of a shape, and what an argument changes."""
     numbers = range(20)
 
+    def given(left_out: int) -> tuple[Any, ...]:
+        kept = [at < 7 and at != left_out for at in numbers]
+        shapes = ";".join(shape if one else "" for one in kept)
+        types = ";".join("c10::BFloat16" if one else "Scalar" for one in kept)
+        return parsed(shapes, types).given
+
+    tensors = {left_out: given(left_out) for left_out in range(-1, 7)}
+
     def cost(name: str, left_out: int = -1, true: int = -1) -> str:
-        shapes = ";".join(shape if at < 7 and at != left_out else "" for at in numbers)
-        types = ";".join(
-            "c10::BFloat16" if at < 7 and at != left_out else "Scalar" for at in numbers
-        )
         values = tuple("True" if at == true else "False" for at in numbers)
         formula = serving_formulas.formula_of(name)
         assert formula is not None
-        return cost_text(lambda: formula(Arguments(parsed(shapes, types).given, values)))
+        return cost_text(lambda: formula(Arguments(tensors[left_out], values)))
 
     for name in sorted(serving_formulas._FORMULAS):
         if not (usual := cost(name)).startswith("unit"):
