@@ -177,4 +177,6 @@ def test_sampled_events_are_evenly_spaced_and_include_the_last(count: int) -> No
     edges = np.cumsum([0, *sizes]).tolist()
     for (low, high), size in zip(pairwise(edges), sizes, strict=True):
         step = -(-size // count)
-        assert np.flatnonzero(chosen[low:high]).tolist() == sorted({*range(0, size, step), size - 1})
+        assert np.flatnonzero(chosen[low:high]).tolist() == sorted(
+            {*range(0, size, step), size - 1}
+        )

@@ -1,8 +1,28 @@
+"""Host records belong to the calls around them, also if they are read in windows."""
+
+from typing import Any
+
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
-from unified_prof.decoders.prof.host_records import Intervals, without_overlaps
+from unified_prof.decoders.prof.host_records import (
+    ACL,
+    CALL,
+    COMMUNICATION,
+    MODEL,
+    NODE,
+    RUNTIME,
+    CallNames,
+    Intervals,
+    Timeline,
+    host_windows,
+    without_overlaps,
+)
+from unified_prof.decoders.spool import Spool, row_type
+from unified_prof.errors import RawFormatError
 
 SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 30)), max_size=40)
 
@@ -46,3 +66,89 @@ def test_long_call_is_found_behind_many_short_calls_inside_it() -> None:
     calls = intervals([(0, 60_000), *short])
     moments = np.array([10 * n + 8 for n in range(5_000)], np.uint64)
     assert set(calls.find(moments).tolist()) == {0}
+
+
+LEVELS = (ACL, MODEL, NODE, COMMUNICATION, RUNTIME)
+NAMES = CallNames(
+    np.array([level << 32 | 7 for level in LEVELS], np.uint64), np.zeros(1, np.uint64)
+)
+RECORD = row_type("key u8")
+# Level, begin and size; as in recordings, calls of the runtime do not contain others.
+CALLS = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 300), st.integers(0, 25)), max_size=60)
+
+
+def kept_calls(calls: list[tuple[int, int, int]], level: int) -> list[tuple[int, int]]:
+    """Return (begin, end) of calls of a level, outer ones first; those of NODE may nest."""
+    found: list[tuple[int, int]] = []
+    spans = [(begin, size) for kind, begin, size in calls if kind == level and size]
+    if level == LEVELS.index(NODE):
+        spans.sort(key=lambda one: (one[0], -one[1]))
+    else:
+        spans.sort(key=lambda one: one[0])
+    for begin, size in spans:
+        if level == LEVELS.index(NODE) or not found or begin >= found[-1][1]:
+            found.append((begin, begin + size))
+    return found
+
+
+@given(CALLS, st.lists(st.integers(0, 370), max_size=40), st.integers(1, 30))
+def test_windows_leave_each_record_in_its_calls(
+    calls: list[tuple[int, int, int]], moments: list[int], window_rows: int
+) -> None:
+    rows = np.zeros(len(calls), CALL)
+    for place, (kind, begin, size) in enumerate(calls):
+        rows[place] = (begin, begin + size, 0, 0, kind)
+    records = np.zeros(len(moments), RECORD)
+    records["key"] = moments
+    read: list[int] = []
+    connections: list[int] = []
+    with Spool(CALL, "key", run_rows=9) as of_calls, Spool(RECORD, "key", run_rows=9) as others:
+        for row in range(0, len(rows), 5):
+            of_calls.append(rows[row : row + 5])
+        for row in range(0, len(records), 5):
+            others.append(records[row : row + 5])
+        for window in host_windows(of_calls, [others], NAMES, window_rows):
+            keys = window.others[0]["key"].astype(np.uint64)
+            read += keys.tolist()
+            connections += window.calls["connection_id"].tolist()
+            tree = window.tree
+            for level, found in enumerate((tree.acl, tree.model, tree.node, tree.communication)):
+                spans = kept_calls(calls, level)
+                for moment, row in zip(keys.tolist(), found.find(keys).tolist(), strict=True):
+                    around = [one for one in spans if one[0] < moment <= one[1]]
+                    span = None if row < 0 else (int(found.begin[row]), int(found.end[row]))
+                    assert span == (around[-1] if around else None)
+    assert read == sorted(moments)
+    assert connections == [*range(1, len(calls) + 1)]
+
+
+@given(st.integers(0, (1 << 64) - 1), st.lists(st.tuples(st.integers(1, 9), st.integers(-3, 3))))
+def test_keys_keep_thread_and_time(origin: int, records: list[tuple[int, int]]) -> None:
+    timeline = Timeline(origin)
+    assert timeline.base == max(origin - (1 << 46), 0)
+    farthest = min(timeline.base + (1 << 48), 1 << 64)
+
+    def times(moved: int) -> NDArray[Any]:
+        around = (timeline.base, origin, farthest)
+        places = [
+            (around[n % 3] + moved * apart) % (1 << 64) for n, (_, apart) in enumerate(records)
+        ]
+        return np.array(places, np.uint64)
+
+    ticks, threads = times(1), np.array([thread for thread, _ in records], np.int64)
+    fits = timeline.fits(ticks)
+    assert fits.tolist() == [timeline.base <= one < farthest for one in ticks.tolist()]
+    keys = timeline.pack(threads, ticks)
+    nearest = np.clip(ticks, np.uint64(timeline.base), np.uint64(farthest - 1))
+    assert timeline.ticks(keys).tolist() == nearest.tolist()
+    assert timeline.thread_ids(keys).tolist() == threads.tolist()
+    moved = timeline.move(keys, times(-1))
+    assert timeline.thread_ids(moved).tolist() == threads.tolist()
+    assert moved.tolist() == timeline.pack(threads, times(-1)).tolist()
+
+
+def test_too_many_threads_are_refused() -> None:
+    timeline, count = Timeline(0), 1 << 16
+    timeline.pack(np.arange(count), np.zeros(count, np.uint64))
+    with pytest.raises(RawFormatError, match="records of more than 65536 threads"):
+        timeline.pack(np.array([count]), np.zeros(1, np.uint64))
