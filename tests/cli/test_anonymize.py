@@ -163,6 +163,7 @@ def test_database_without_free_pages(tmp_path: Path) -> None:
         db.execute("CREATE TABLE META_DATA_CAPTURE (name TEXT, value TEXT)")
         rows = [("HOSTNAME", "qumbelgpu"), ("note", "Grobnikov"), ("cwd", "/home/zyxalice")]
         db.executemany("INSERT INTO META_DATA_CAPTURE VALUES (?, ?)", rows)
+        db.execute("CREATE TABLE GENERIC_EVENTS AS SELECT x'00ff' AS binaryData, 'zyxalice' AS t")
         db.execute(
             "CREATE TABLE old AS SELECT 'vorpaltrain' || randomblob(1) AS x FROM "
             "(SELECT 1 UNION SELECT 2)"
@@ -172,7 +173,8 @@ def test_database_without_free_pages(tmp_path: Path) -> None:
         db.commit()
     assert b"vorpaltrain" in recording.read_bytes()
     copy = tmp_path / "copy.sqlite"
-    anonymize(recording, "-o", copy)
+    result = anonymize(recording, "-o", copy)
+    assert "GENERIC_EVENTS.binaryData is copied, text in it is not searched" in result.stderr
     assert_without_owner(copy)
     assert_equal_figures(recording, copy, tmp_path)
 

@@ -105,6 +105,8 @@ def test_ratio_of_the_peaks_is_shown_with_the_measured_ratio(tmp_path: Path, for
         assert "attainable" in shown
         assert "0.76 x" in shown, "989 TFLOP/s by 1,307"
         assert "0.63 x" in shown, "3,350 GB/s by 5,300"
+        assert "matmul, attention: bf16 989 TFLOP/s -> bf16 1,307 TFLOP/s;" in shown
+        assert "memory 3,350 GB/s -> memory 5,300 GB/s; collectives: link 450 GB/s" in shown
         assert "attainable" not in uprof(base, base).stdout
         unknown = recording(tmp_path / "c.db", model="Some GPU")
         assert "attainable" not in uprof(base, unknown).stdout

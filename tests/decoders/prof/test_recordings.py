@@ -16,7 +16,7 @@ from tests.prof_generator.encode import records, write_file
 from tests.prof_generator.timing import Timing
 from tests.sql import execute
 from unified_prof.decoders.prof.directory import ProfDirectory
-from unified_prof.decoders.prof.layouts import HOST_MAGIC
+from unified_prof.decoders.prof.layouts import HOST_MAGIC, record_type
 from unified_prof.decoders.prof.recording import decode_recording, write_coverage
 
 # Tables whose rows the generator does not predict.
@@ -72,6 +72,18 @@ def test_recording_with_everything_is_decoded_completely(
 def test_sampled_core_counters_are_decoded(platform: int, tmp_path: Path) -> None:
     pmu = "PipeUtilization" if platform == 15 else "Memory"
     check_tables(generate(tmp_path, Recipe(platform=platform, sample_pmu=pmu, samples=9)))
+
+
+def test_samples_with_another_number_of_counters_are_counted(tmp_path: Path) -> None:
+    path = generate(tmp_path, Recipe(platform=1, sample_pmu="Memory", samples=9)).path
+    file = path / "device_0" / "data" / "aicore.data.0.slice_0"
+    rows = np.fromfile(file, record_type("aicore_sample"))
+    rows["count_num"][[0, 4]] = 7, 9
+    file.write_bytes(rows.tobytes())
+    sink = MemorySink()
+    decode_recording(ProfDirectory(path), sink)
+    assert sink.anomalies == {"damaged_pmu_sample": 2}
+    assert "SAMPLE_PMU_SUMMARY" in sink.tables()
 
 
 def test_host_recording_without_device_is_decoded(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """Host records belong to the calls around them, also if they are read in windows."""
 
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from tests.decoders.prof.memory_sink import MemorySink
 from unified_prof.decoders.prof.host_records import (
     ACL,
     CALL,
@@ -19,8 +22,11 @@ from unified_prof.decoders.prof.host_records import (
     Intervals,
     Timeline,
     host_windows,
+    read_calls,
     without_overlaps,
 )
+from unified_prof.decoders.prof.layouts import HOST_MAGIC, record_type
+from unified_prof.decoders.prof.slices import scan
 from unified_prof.decoders.spool import Spool, row_type
 from unified_prof.errors import RawFormatError
 
@@ -152,3 +158,43 @@ def test_too_many_threads_are_refused() -> None:
     timeline.pack(np.arange(count), np.zeros(count, np.uint64))
     with pytest.raises(RawFormatError, match="records of more than 65536 threads"):
         timeline.pack(np.array([count]), np.zeros(1, np.uint64))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_calls_of_one_record_and_of_two_events_are_read(tmp_path: Path, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    none = (1 << 64) - 1
+    records, expected = [], []
+    for number in range(60):
+        level, thread = int(rng.choice(LEVELS)), int(rng.integers(1, 4))
+        begin, item = 1000 + 10 * number, int(rng.integers(1, 5))
+        end = begin + int(rng.integers(0, 400))
+        head = (HOST_MAGIC, level, number % 3, thread, number)
+        is_named = level in (MODEL, NODE, COMMUNICATION)
+        call = (begin, end, thread, level, number % 3, item if is_named else 0)
+        if number % 4:
+            records.append((begin, (*head, begin, end, item)))
+        else:  # The events of a call are recorded when they happen.
+            records += [(at, (*head, at, none, item)) for at in (begin, end)]
+        expected.append(call)
+    records.append((1, (HOST_MAGIC, ACL, 0, 1, 99, 1, none, 0)))  # without its second event
+    records.append((1, (HOST_MAGIC, ACL, 0, 1, 99, 500, 499, 0)))  # ends before it begins
+    rows = np.zeros(len(records), record_type("api_event"))
+    fields = ("magic", "level", "type", "thread_id", "request_id", "begin", "end", "item_id")
+    for row, (_, values) in enumerate(sorted(records)):
+        for field, value in zip(fields, values, strict=True):
+            rows[field][row] = value
+    (tmp_path / "unaging.api_event.data.slice_0").write_bytes(rows.tobytes())
+    host, sink, timeline = SimpleNamespace(data=scan(tmp_path)), MemorySink(), Timeline(1000)
+    with Spool(CALL, "key") as spool:
+        names = read_calls(cast(Any, host), timeline, spool, sink)
+        windows = host_windows(spool, [], names, 1000)
+        calls = np.concatenate([window.calls for window in windows])
+    pairs = names.type_pairs()
+    found = zip(
+        timeline.ticks(calls["key"]).tolist(), timeline.ticks(calls["end"]).tolist(),
+        timeline.thread_ids(calls["key"]).tolist(), calls["type_index"].tolist(),
+        names.items[calls["item"]].tolist(), strict=True,
+    )  # fmt: skip
+    assert sorted((*call, *pairs[kind], item) for *call, kind, item in found) == sorted(expected)
+    assert sink.anomalies == {"unpaired_event": 1, "impossible_time_api_event": 1}
