@@ -198,3 +198,18 @@ def test_calls_of_one_record_and_of_two_events_are_read(tmp_path: Path, seed: in
     )  # fmt: skip
     assert sorted((*call, *pairs[kind], item) for *call, kind, item in found) == sorted(expected)
     assert sink.anomalies == {"unpaired_event": 1, "impossible_time_api_event": 1}
+
+
+def test_too_many_kinds_of_calls_are_refused(tmp_path: Path) -> None:
+    sink, host = MemorySink(), cast(Any, SimpleNamespace(data=None))
+    for count in (1 << 16, (1 << 16) + 1):
+        rows = np.zeros(count, record_type("api_event"))
+        rows["magic"], rows["type"], rows["begin"], rows["end"] = HOST_MAGIC, np.arange(count), 5, 6
+        (tmp_path / "unaging.api_event.data.slice_0").write_bytes(rows.tobytes())
+        host.data = scan(tmp_path)
+        with Spool(CALL, "key") as spool:
+            if count == 1 << 16:
+                assert len(read_calls(host, Timeline(0), spool, sink).types) == count
+            else:
+                with pytest.raises(RawFormatError, match="more than 65536 kinds of calls"):
+                    read_calls(host, Timeline(0), spool, sink)

@@ -1,0 +1,53 @@
+"""Operations with other names are paired by the places of their calls, most of them first."""
+
+from types import SimpleNamespace
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unified_prof.compare import device_tables
+from unified_prof.compare.device_tables import Key
+
+# For each operation of a side: its class, and its calls by place.
+OPERATIONS = st.lists(
+    st.tuples(st.integers(0, 1), st.dictionaries(st.integers(0, 5), st.integers(1, 4))), max_size=7
+)
+Operations = list[tuple[int, dict[int, int]]]
+
+
+@given(OPERATIONS, OPERATIONS)
+def test_no_better_pair_is_left(base: Operations, new: Operations) -> None:
+    sides: list[Any] = []
+    left: list[list[Key]] = []
+    for operations in (base, new):
+        keys = [(one, number) for number, (one, _) in enumerate(operations)]
+        calls = {key: where for key, (_, where) in zip(keys, operations, strict=True)}
+        sides.append(SimpleNamespace(places=lambda wanted, column, calls=calls: calls))
+        left.append(keys)
+    ranks: dict[tuple[Key, Key], tuple[float, int, int, int]] = {}
+    for one in left[0]:
+        for other in left[1]:
+            first, second = base[one[1]][1], new[other[1]][1]
+            common = sum(min(calls, second.get(where, 0)) for where, calls in first.items())
+            if one[0] == other[0] and common:
+                share = common / min(sum(first.values()), sum(second.values()))
+                if share >= 0.5:
+                    ranks[one, other] = (-share, abs(one[1] - other[1]), one[1], other[1])
+    found = device_tables._by_places(sides, left, "module")
+    assert set(found) <= set(ranks)
+    best = [{pair[side]: ranks[pair] for pair in found} for side in (0, 1)]  # type: ignore[index]
+    assert [len(one) for one in best] == [len(found)] * 2
+    for (one, other), rank in ranks.items():
+        worse = (9.0, 0, 0, 0)
+        assert min(best[0].get(one, worse), best[1].get(other, worse)) <= rank
+
+
+def test_places_of_many_operations_pair_none() -> None:
+    for count in (32, 33):
+        keys = [(0, number) for number in range(count)]
+        sides: list[Any] = [
+            SimpleNamespace(places=lambda wanted, column: {key: {7: 1} for key in wanted})
+        ] * 2
+        found = device_tables._by_places(sides, [keys, keys[:1]], "module")
+        assert found == ([((0, 0), (0, 0))] if count == 32 else [])
