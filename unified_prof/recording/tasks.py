@@ -6,7 +6,7 @@ Rows are in the file's order; rows with invalid times are left out and counted a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -135,15 +135,15 @@ class TaskNames:
         strings: Strings,
         columns: tuple[Packed, Packed],
         by_type: list[str],
-        copies: tuple[Ints, list[str]],
+        named: Sequence[tuple[int, Ints, list[str]]],
         used: Iterator[TaskRows],
     ) -> None:
         """Number all names that will be looked up.
 
         `columns` are two of COMPUTE_TASK_INFO: the name of a task, and the name used if the first
-        is unknown; `by_type` has names by task type, for tasks without either. `copies` are
-        globalTaskIds and names. `used` yields the tasks that will be looked up, so that only their
-        names are numbered.
+        is unknown; `by_type` has names by task type, for tasks without either. `named` are kinds of
+        tasks with names elsewhere: globalTaskIds and names. `used` yields the tasks that will be
+        looked up, so that only their names are numbered.
         """
         self._columns = columns
         self._numbers = [_Numbers.from_ids(columns[0], labels, strings)]
@@ -152,8 +152,9 @@ class TaskNames:
         self._by_type = np.full(len(by_type) + 1, UNKNOWN, np.int32)
         if any((self._from_compute_info(rows.info) < 0).any() for rows in used):
             self._by_type = labels.numbers(by_type)
-        self._copies = Lookup(copies[0]) if len(copies[0]) else None
-        self._directions = labels.numbers(copies[1])
+        self._named = [
+            (kind, Lookup(ids), labels.numbers(texts)) for kind, ids, texts in named if len(ids)
+        ]
 
     def find(self, rows: TaskRows) -> NDArray[np.int32]:
         """Return the label of each task's name."""
@@ -161,10 +162,10 @@ class TaskNames:
         unknown = np.flatnonzero(result < 0)
         if len(unknown):
             result[unknown] = self._by_type[rows.type[unknown]]
-        if self._copies is not None:
-            copies = np.flatnonzero(rows.kind == COPY)
-            row = self._copies.rows(rows.identity[copies])
-            result[copies[row >= 0]] = self._directions[row[row >= 0]]
+        for kind, lookup, numbers in self._named:
+            of_kind = np.flatnonzero(rows.kind == kind)
+            row = lookup.rows(rows.identity[of_kind])
+            result[of_kind[row >= 0]] = numbers[row[row >= 0]]
         return result
 
     def _second_names(self, labels: Labels, strings: Strings) -> _Numbers:
@@ -363,6 +364,16 @@ class Tasks(TaskColumns):
         return np.array([row[0] for row in rows], np.int64), [f"memcpy {row[1]}" for row in rows]
 
     @cached_property
+    def _collective_kernels(self) -> tuple[Ints, list[str]]:
+        """GlobalTaskId and name of each kernel of a collective on GPUs; NPUs run no kernels."""
+        if "UPROF_GPU_TASKS" not in self._source.tables:
+            return np.zeros(0, np.int64), []
+        columns = {"id": "globalTaskId", "name": "name"}
+        result = self._source.integers("COMMUNICATION_TASK_INFO", columns)
+        texts = self._strings.texts(result["name"].tolist())
+        return result["id"], [text or "communication" for text in texts]
+
+    @cached_property
     def _order(self) -> NDArray[np.int32]:
         return np.argsort(self.packed["start"].to_array(), kind="stable").astype(np.int32)
 
@@ -390,7 +401,8 @@ class Tasks(TaskColumns):
     ) -> TaskNames:
         first, second = (self.of_compute[name] for name in order)
         by_type = [text or "(unnamed task)" for text in self.type_texts]
-        return TaskNames(labels, self._strings, (first, second), by_type, self.copies, wanted)
+        named = [(COPY, *self.copies), (COMMUNICATION, *self._collective_kernels)]
+        return TaskNames(labels, self._strings, (first, second), by_type, named, wanted)
 
     def _kinds(self) -> Packed:
         """Return the kind of each task, from the tables that describe it, else from its type."""

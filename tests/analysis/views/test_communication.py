@@ -13,6 +13,7 @@ from unified_prof.base.columns import group_hash
 from unified_prof.errors import UsageError
 from unified_prof.explain.api import open_analyses, open_reports
 from unified_prof.pipeline.convert import convert
+from unified_prof.recording.calls import COMMUNICATION
 from unified_prof.report import html_page as html
 from unified_prof.report import report_formats
 from unified_prof.report.formats import ReportRequest
@@ -138,3 +139,18 @@ def test_collective_without_a_type_is_named_after_its_kernel(tmp_path: Path) -> 
     trace = kineto.write(tmp_path / "run.json", events)
     convert(trace, tmp_path / "run.db")
     assert by_name(breakdown_of(tmp_path / "run.db", "operation"))[generic].total_ns == 10_000
+
+
+def test_kernels_of_collectives_have_their_names_on_stream_lanes(tmp_path: Path) -> None:
+    """The type of these tasks is KERNEL, and COMPUTE_TASK_INFO does not have them."""
+    name = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*)"
+    path = tmp_path / "trace.json"
+    kineto.write(path, [kineto.call(0, 5, 1), kineto.kernel(10, 20, 1, name=name)])
+    convert(path, tmp_path / "run.db")
+    with open_analyses(tmp_path / "run.db") as (analysis,):
+        timeline = analysis.timeline()
+    assert timeline is not None
+    lanes = {lane.name: lane for lane in timeline.lanes}
+    stream = lanes["stream 7"]
+    assert [timeline.labels[label] for label in stream.label.tolist()] == [name]
+    assert stream.kind.tolist() == [COMMUNICATION]
