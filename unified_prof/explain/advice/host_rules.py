@@ -258,7 +258,9 @@ class _HostBoundGaps:
     def __init__(self, context: DeviceContext) -> None:
         self._context = context
         self.idle_ns = self.latency_ns = self.gaps = self.long = self.long_ns = 0
-        size = len(context.recording.work.labels.texts)
+        work = context.recording.work
+        _ = work.operator_numbers  # Adds the names of operators to the labels.
+        size = len(work.labels.texts)
         self._total_ns, self._count = np.zeros(size), np.zeros(size, np.int64)
         self._longest_ns, self._task, self._begin_ns = (np.zeros(size, np.int64) for _ in range(3))
 
