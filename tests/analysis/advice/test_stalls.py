@@ -306,6 +306,30 @@ def test_compilation_of_a_host_ahead_of_its_device_is_counted_and_placed(tmp_pat
     assert "compiled or loaded once after the first step, longest in step at train.py:9;" in text
 
 
+@pytest.mark.parametrize(("short_us", "listed"), [(5, False), (500, True)])
+def test_evidence_of_compilation_lists_what_is_1_percent_of_its_cost(
+    tmp_path: Path, short_us: int, listed: bool
+) -> None:
+    """Four times 8 ms are compiled after the first step; the parts take 20 µs or 2 ms."""
+    parts = ("cuModuleLoadData", "cuLibraryLoadData")
+    with FaultyRun(tmp_path / "run.db") as run:
+        for begin in run.steps(5, 20 * MS):
+            compiled = begin + 9 * MS
+            run.call(begin + US, compiled, "_compile.compile_inner (dynamo_timed)")
+            for at, name in enumerate(parts):
+                start = compiled - (at + 2) * MS
+                run.api(start, start + short_us * US, name)
+            run.kernel(compiled + US, begin + 19 * MS, launched=compiled)
+    rows = findings_by_kind(tmp_path / "run.db")["compile_stalls"].evidence
+    assert rows[0]["name"] == "_compile.compile_inner (dynamo_timed)"
+    if listed:
+        assert sorted(row["name"] for row in rows[1:]) == sorted(parts)
+    else:
+        (others,) = rows[1:]
+        assert others["name"] == "(2 shorter ones)"
+        assert (others["count"], others["total_ns"]) == (4 * 2, 4 * 2 * 5 * US)
+
+
 def test_operator_with_codegen_in_its_name_is_no_compilation(tmp_path: Path) -> None:
     """FBGEMM runs embedding operators with such names in every step."""
     name = "fbgemm::split_embedding_backward_codegen_rowwise_adagrad_cpu"

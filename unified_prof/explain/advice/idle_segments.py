@@ -144,7 +144,12 @@ def evidence_row(
 
 
 def group_evidence(
-    number: Ints, time_ns: Ints, start_ns: Ints, name_of: Callable[[int], str]
+    number: Ints,
+    time_ns: Ints,
+    start_ns: Ints,
+    name_of: Callable[[int], str],
+    *,
+    least_ns: float = 0.0,
 ) -> list[dict[str, Any]]:
     """Return the groups of rows with the longest total time as evidence.
 
@@ -153,15 +158,23 @@ def group_evidence(
         time_ns: Time of each row.
         start_ns: Start of each row; the evidence has that of the first row.
         name_of: Returns the name of a group.
+        least_ns: Groups of less time, except the longest, are counted in one last row.
     """
     groups, first, number = np.unique(number, return_index=True, return_inverse=True)
     total, count = np.bincount(number, weights=time_ns), np.bincount(number)
-    return [
+    longest = np.argsort(-total, kind="stable")
+    rows = [
         evidence_row(
             name_of(int(groups[at])), int(count[at]), int(total[at]), int(start_ns[first[at]])
         )
-        for at in np.argsort(-total, kind="stable")[:EVIDENCE_ROWS].tolist()
+        for at in longest[:EVIDENCE_ROWS].tolist()
     ]
+    kept = max(int((total[longest[:EVIDENCE_ROWS]] >= least_ns).sum()), 1)
+    if kept < len(rows):
+        others = longest[kept:]
+        name = f"({plural(len(others), 'shorter one')})"
+        rows[kept:] = [evidence_row(name, int(count[others].sum()), int(total[others].sum()))]
+    return rows
 
 
 def describe_run(facts: Mapping[str, str]) -> dict[str, Any]:

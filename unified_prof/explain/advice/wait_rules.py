@@ -191,6 +191,10 @@ def compile_stalls(context: DeviceContext) -> Iterator[Cause]:
     )
 
 
+# Minimum share of a finding's cost for a range or call to be listed as evidence.
+LISTED_SHARE = 0.01
+
+
 def _stalls(
     context: DeviceContext,
     wanted: Words,
@@ -236,7 +240,13 @@ def _stalls(
         change=Selection(host=on_host),
         least=min_share,
         figures={"calls": count, "calls_ns": stalls.total_ns, "idle_ns": cost},
-        evidence=group_evidence(number[rows], (end - start)[rows], start[rows], texts.__getitem__),
+        evidence=group_evidence(
+            number[rows],
+            (end - start)[rows],
+            start[rows],
+            texts.__getitem__,
+            least_ns=LISTED_SHARE * cost,
+        ),
     )
 
 

@@ -130,7 +130,7 @@ function evidenceTable(report, rows) {
   return make("table", { class: "evidence" },
     make("thead", {}, make("tr", {}, make("th", { class: "text", text: "name" }), ...columns.map(([key, title]) => make("th", { class: tone(key), text: title })))),
     make("tbody", {}, ...rows.map((row) => make("tr", {},
-      make("td", { class: "text" }, report.timeline || report.host
+      make("td", { class: "text" }, (report.timeline || report.host) && !row.name.startsWith("(")
         ? make("button", { type: "button", class: "plain mono", title: "Search the timeline", text: short.get(row.name) ?? row.name, on: { click: () => searchTimeline(row.name.replace(/^before /, "")) } })
         : row.name),
       ...columns.map(([key]) => make("td", { class: key === "line" ? "text line" : tone(key) }, ...(tone(key) ? highlighted(row[key] ?? "", "") : [words.of(key, row[key])])))))));
