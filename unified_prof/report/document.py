@@ -26,7 +26,14 @@ from unified_prof.report import names
 from unified_prof.version import VERSION
 
 _MAX_NAME_LENGTH = 100  # Names longer than this are shortened in Markdown tables.
-_MARKUP = re.compile(r"([\\`*_{}\[\]()#+!|~^$:@-])")
+# Characters that are markup anywhere in a line on GitHub: code, emphasis, links, cells, formulas,
+# mentions, numbers of issues, emoji and addresses.
+_MARKUP = re.compile(
+    r"([\\`*\[\]|~$@]|(?<![^\W_])_|_(?![^\W_])|(?<!\w)#|#(?![^\W\d])"
+    r"|:(?=//|(?!\d\d:)[\w+-]+:)|(?<=www)\.)"
+)
+# What begins a list, a heading or a rule at the start of a line; numbered lists show their numbers.
+_AT_START = re.compile(r"[-+](?=\s|$)|[-=](?=[-=\s]*$)|:(?=\s)")
 
 
 def render_markdown(document: Document, *, full_names: bool = False) -> str:
@@ -48,17 +55,19 @@ def render_markdown(document: Document, *, full_names: bool = False) -> str:
 def _markdown_lines(block: Block, *, full_names: bool) -> list[str]:
     """Return a block as lines, the last one empty if it must not join the next block."""
     if isinstance(block, Warnings):
-        label, *reasons = map(escape_markdown, (block.label, *block.reasons))
-        if len(reasons) == 1:
-            return [f"- **{label}**: {reasons[0]}"]
-        return [f"**{label}**", "", *(f"- {reason}" for reason in reasons), ""]
+        label = escape_markdown(block.label)
+        if len(block.reasons) == 1:
+            return [f"- **{label}**: {escape_markdown(block.reasons[0])}"]
+        reasons = [f"- {escape_markdown(one, starts_line=True)}" for one in block.reasons]
+        return [f"**{label}**", "", *reasons, ""]
     if isinstance(block, Table):
         lines = [f"### {escape_markdown(block.caption)}", ""] if block.caption else []
         lines += _markdown_table(block.columns, full_names=full_names)
         if block.left_out:
             lines += ["", f"and {names.format_number(block.left_out)} more"]
         return [*lines, ""]
-    text = escape_markdown(block.text.strip())
+    is_first = not block.label and block.kind not in ("title", "heading")
+    text = escape_markdown(block.text.strip(), starts_line=is_first)
     marks = {"title": "## ", "heading": "### "}
     if block.kind in ("fact", "finding"):
         return [f"- **{escape_markdown(block.label)}**: {text}" if block.label else f"- {text}"]
@@ -69,10 +78,17 @@ def _markdown_lines(block: Block, *, full_names: bool) -> list[str]:
     return [f"{marks.get(block.kind, '')}{text}", ""]
 
 
-def escape_markdown(text: str) -> str:
-    """Escape text for Markdown: no markup, links, mentions or HTML."""
-    text = names.neutral(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return _MARKUP.sub(r"\\\1", text)
+def escape_markdown(text: str, *, starts_line: bool = False) -> str:
+    """Escape text for Markdown: no markup, links, mentions or HTML.
+
+    Only what would be markup is escaped, so that the text is legible in files and terminals, too.
+    """
+    text = names.neutral(text)
+    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    text = _MARKUP.sub(r"\\\1", text)
+    if starts_line and _AT_START.match(text := text.lstrip()):
+        return f"\\{text}"
+    return text
 
 
 def _markdown_table(columns: Sequence[Column], *, full_names: bool) -> list[str]:
