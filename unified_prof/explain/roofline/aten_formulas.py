@@ -117,12 +117,31 @@ def _conv_backward(args: Arguments, transposed: int = 7) -> Cost:
     )
 
 
-def _conv_input_gradient(args: Arguments) -> Cost:
-    """Return the cost of the input gradient; old releases pass its sizes, dy and the weight."""
-    dy, weight = args.tensor(1), args.tensor(2)
-    flops = 2 * dy.elements * prod(weight.shape[1:])
+def _conv_gradient(args: Arguments, *, of_weight: bool) -> Cost:
+    """Return the cost of one gradient in releases before torch 1.11.
+
+    The arguments are input, dy and weight of the operation around it (`with_arguments_around`), or
+    the size of the gradient, dy, and the weight or the input.
+    """
+    first, dy, last = args.optional(0), args.tensor(1), args.tensor(2)
+    shape = args.sizes(0) if of_weight and first is None else last.shape
+    size = prod(shape) if of_weight else None if first is None else first.elements
+    read = first if of_weight and first is not None else last
+    moved = dy.bytes + read.bytes + (size or 0) * item_size(dy.dtype)
     doubt = "the size of the result was not recorded; only the bytes that it reads are counted"
-    return Cost("matrix", dy.dtype, flops, dy.bytes + weight.bytes, doubt=doubt)
+    flops = 2 * dy.elements * prod(shape[1:])
+    return Cost("matrix", dy.dtype, flops, moved, doubt=doubt if size is None else None)
+
+
+# Operations whose arguments lack a size that the operation around them has.
+_GRADIENTS = [(library, one) for library in ("cudnn", "miopen") for one in ("input", "weight")]
+
+
+def with_arguments_around(name: str) -> str | None:
+    """Return the operation whose arguments determine the cost of one that it calls, if any."""
+    outer, _, inner = name.partition("_convolution_backward_")
+    known = (outer.removeprefix("aten::"), inner) in _GRADIENTS
+    return f"{outer}_convolution_backward" if known else None
 
 
 _CONVOLUTIONS: dict[str, Formula] = {
@@ -155,7 +174,10 @@ _CONVOLUTIONS: dict[str, Formula] = {
     ),
     "convolution_backward": _conv_backward,
     "convolution_backward_overrideable": partial(_conv_backward, transposed=6),
-    "cudnn_convolution_backward_input": _conv_input_gradient,
+    **{
+        f"{library}_convolution_backward_{one}": partial(_conv_gradient, of_weight=one == "weight")
+        for library, one in _GRADIENTS
+    },
 }
 
 

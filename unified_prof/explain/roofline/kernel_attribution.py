@@ -22,6 +22,7 @@ from unified_prof.explain.roofline.arguments import (
     parsed,
     split_arguments,
 )
+from unified_prof.explain.roofline.aten_formulas import with_arguments_around
 from unified_prof.explain.roofline.costs import Cost, times
 from unified_prof.explain.roofline.serving_formulas import formula_of
 from unified_prof.recording import names, operators
@@ -130,7 +131,8 @@ class AttributedKernels:
         for place, side in enumerate(self._call_sources):
             selected = np.flatnonzero(self._side == place)
             owner = self._owner[selected]
-            found = operators.input_ids(side.recording.source, side.framework, owner)
+            described = _with_arguments(side.framework, owner)
+            found = operators.input_ids(side.recording.source, side.framework, described)
             for name, values in found.items():
                 inputs[name][selected] = values
             name_id[selected] = side.framework.name_ids(owner)
@@ -288,6 +290,25 @@ def _innermost(framework: Framework, connection: Ints) -> Ints:
     formulas = _marked(framework, lambda text: formula_of(text) is not None)
     owner = framework.innermost(connection, formulas)
     return np.where(owner != NONE, owner, framework.innermost(connection))
+
+
+def _with_arguments(framework: Framework, owner: Ints) -> Ints:
+    """Return the operations whose arguments determine the costs of operations."""
+    wanted = _marked(framework, lambda text: with_arguments_around(text) is not None)
+    inner = np.flatnonzero(wanted[owner])
+    texts, own = framework.names(owner[inner])
+    outer = framework.parent[owner[inner]]
+    _, around = framework.names(outer)
+    matches = [
+        parent != NONE and with_arguments_around(texts[name]) == texts[name_around]
+        for name, name_around, parent in zip(
+            own.tolist(), around.tolist(), outer.tolist(), strict=True
+        )
+    ]
+    result = owner.copy()
+    is_match = np.array(matches, bool)
+    result[inner[is_match]] = outer[is_match]
+    return result
 
 
 def _owners(sides: list[_CallSource], pieces: int) -> tuple[Ints, Ints, Ints]:

@@ -4,7 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner
+from torch.utils.flop_counter import FlopCounterMode
 
 from tests.analysis.builders import Device
 from unified_prof import open_report
@@ -192,6 +194,60 @@ def test_nested_matrix_operation_counts_instead_of_the_outer_one(tmp_path: Path)
         "counted for the operations within it that launched kernels",
     )
     assert found.use[0].flops == 2 * 1024 * 4096 * 2048
+
+
+@pytest.mark.parametrize("library", ["cudnn", "miopen"])
+@pytest.mark.parametrize(("stride", "groups"), [(1, 1), (2, 1), (1, 4)])
+def test_gradients_of_old_convolutions_equal_those_that_torch_counts(
+    tmp_path: Path, library: str, stride: int, groups: int
+) -> None:
+    """Releases before 1.11 record lists of sizes without values: the operation around has all."""
+    x = torch.empty(8, 16, 14, 14, device="meta", requires_grad=True)
+    w = torch.empty(32, 16 // groups, 3, 3, device="meta", requires_grad=True)
+    y = torch.nn.functional.conv2d(x, w, stride=stride, groups=groups)
+    with FlopCounterMode(display=False) as counter:
+        torch.autograd.grad(y, x, torch.empty_like(y), retain_graph=True)
+    expected = counter.get_total_flops()
+    with FlopCounterMode(display=False) as counter:
+        torch.autograd.grad(y, w, torch.empty_like(y))
+    # With groups, torch multiplies the FLOPs of the weight gradient by their number.
+    assert counter.get_total_flops() == groups * expected > 0
+
+    def text(*tensors: torch.Tensor | None) -> str:
+        return ";".join("" if one is None else ",".join(map(str, one.shape)) for one in tensors)
+
+    outer, sizes = f"aten::{library}_convolution_backward", "GenericList;float;float"
+    with Shaped(tmp_path / "a.db") as device:
+        device.set_device_name("NVIDIA H100 80GB HBM3")
+        for at in (0, 1_000_000):
+            if at:
+                device.operation(at, at + 900, outer, text(x, y, w), "float;float;float")
+            for number, (name, last) in enumerate((("input", w), ("weight", x))):
+                begin, launch = at + 100 * (number + 1), at + number + 1
+                device.operation(
+                    begin,
+                    begin + 50,
+                    f"{outer}_{name}",
+                    text(None, y, last),
+                    sizes,
+                    launches=launch,
+                )
+                device.kernel(
+                    at + 1000 + 200_000 * number, at + 200_000 * (number + 1), name, launch
+                )
+    rows = roofline(tmp_path / "a.db").rows
+    doubts = {row.name.rpartition("_")[2]: row.doubt for row in rows if row.shapes.count("[") == 2}
+    assert doubts == {
+        "input": "the size of the result was not recorded; "
+        "only the bytes that it reads are counted",
+        "weight": "the values of its arguments were not recorded",
+    }
+    known = {row.name.rpartition("_")[2]: row for row in rows if row.shapes.count("[") == 3}
+    for row in known.values():
+        assert row.cost is not None
+        assert (row.cost.flops, row.doubt) == (expected, None)
+        assert row.cost.moved_bytes == 4 * (x.numel() + y.numel() + w.numel())
+    assert {*known} == {"input", "weight"}
 
 
 def test_recorded_arguments_determine_the_size_of_a_convolution(tmp_path: Path) -> None:
