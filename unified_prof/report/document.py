@@ -32,7 +32,7 @@ _MARKUP = re.compile(
     r"([\\`*\[\]|~$@]|(?<![^\W_])_|_(?![^\W_])|(?<!\w)#|#(?![^\W\d])"
     r"|:(?=//|(?!\d\d:)[\w+-]+:)|(?<=www)\.)"
 )
-# What begins a list, a heading or a rule at the start of a line; numbered lists show their numbers.
+# Beginnings of a list, a heading or a rule in a line; numbered lists show their numbers.
 _AT_START = re.compile(r"[-+](?=\s|$)|[-=](?=[-=\s]*$)|:(?=\s)")
 
 
