@@ -273,3 +273,45 @@ def test_one_8_bit_input_per_step_is_no_dequantization(tmp_path: Path) -> None:
     findings = findings_of(tmp_path / "run.db", *[[image, *[LINEAR] * 10]] * 6)
     assert "dequantization" not in findings
     assert "casts_and_copies" in findings
+
+
+def cross_entropy(rows: int, columns: int, *, cast: bool = True) -> list[Op]:
+    """Return the operations of a step with a loss, by the time that its logits take."""
+    logits, us = f"{rows},{columns}", max(rows * columns // 100_000, 1)
+    head: Op = ("aten::mm", f"{rows},4096;4096,{columns} c10::BFloat16;c10::BFloat16", 4000)
+    casts: list[Op] = [(COPY, f"{logits};{logits} float;c10::BFloat16", us)] if cast else []
+    return [
+        head,
+        *casts,
+        ("aten::_log_softmax", f"{logits}; float;Scalar", us),
+        ("aten::nll_loss_forward", f"{logits};{rows} float;long int", us // 10),
+        ("aten::zero_", f"{logits} float", us // 2),
+        ("aten::nll_loss_backward", f";{logits};{rows} float;float;long int", us // 10),
+        ("aten::_log_softmax_backward_data", f"{logits};{logits} float;float", us),
+        *casts,
+        head,
+    ]
+
+
+def test_cross_entropy_costs_all_kernels_of_logits_but_one_pass(tmp_path: Path) -> None:
+    found = findings_of(tmp_path / "run.db", *[[REST, *cross_entropy(16_384, 32_768)]] * 6)
+    finding, us = found["unfused_cross_entropy"], 16_384 * 32_768 // 100_000
+    assert saving_ns(finding) == pytest.approx((3 + 0.5 + 2 * 0.1) * us * US, rel=0.01)
+    assert "logits of 32,768 columns in fp32" in finding.text
+    assert "Liger" in finding.advice
+    assert not found.keys() & {"casts_and_copies", "fills", "unfused_elementwise"}, "named once"
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "dropped"),
+    [
+        pytest.param(1 << 19, 1000, "", id="small vocabulary"),
+        pytest.param(512, 32_768, "", id="chunks of positions"),
+        pytest.param(16_384, 32_768, "nll_loss", id="probabilities of a sampler"),
+    ],
+)
+def test_other_losses_are_no_unfused_cross_entropy(
+    tmp_path: Path, rows: int, columns: int, dropped: str
+) -> None:
+    step = [op for op in cross_entropy(rows, columns) if not dropped or dropped not in op[0]]
+    assert "unfused_cross_entropy" not in findings_of(tmp_path / "run.db", *[[REST, *step]] * 6)

@@ -316,3 +316,67 @@ def _repeated_sequences(operations: _Operations) -> dict[int, float]:
             if at not in result and any(size % rows == 0 for size in leading):
                 result[at] = new / rows
     return result
+
+
+# A fused loss saves memory traffic of logits of so many columns and elements.
+MIN_VOCABULARY, MIN_LOGITS = 8_192, 1 << 26
+LOSS_SHARE = 0.03  # Minimum share of kernel time.
+_TENSOR = re.compile(r"(\w+)\[(\d+(?:,\d+)*)\]")
+_LOG_SOFTMAX, _LOSS = "aten::_log_softmax", "aten::nll_loss"
+
+
+def unfused_cross_entropy(context: DeviceContext) -> Iterator[Cause]:
+    """Find kernels between large logits and a loss: casts, log_softmax, nll_loss, and backward.
+
+    One pass over the logits stays, as long as the forward kernel of log_softmax.
+    """
+    framework, tasks = context.recording.framework, context.tasks
+    assert framework is not None
+    call = framework.direct(context.recording.work.connection.to_array())[tasks.row]
+    texts, name = framework.names(call)
+    inputs, given = framework.inputs(call)
+    tensors = [
+        [(dtype, tuple(map(int, one.split(",")))) for dtype, one in _TENSOR.findall(text)]
+        for text in [*inputs, ""]
+    ]
+    kernels = (tasks.kind == KERNEL) & (call >= 0) & ~context.explained
+
+    def launched_by(wanted: str) -> NDArray[np.bool_]:
+        named = np.array([text.startswith(wanted) for text in texts] or [False])
+        return kernels & named[name]
+
+    forward = launched_by(_LOG_SOFTMAX) & ~launched_by(f"{_LOG_SOFTMAX}_backward")
+    logits = {
+        shape[-1]: prod(shape)
+        for place in np.unique(given[forward]).tolist()
+        for _, shape in tensors[place][:1]
+        if shape[-1] >= MIN_VOCABULARY and prod(shape) >= MIN_LOGITS
+    }
+    # Rows of logits may be left out between a cast and the loss.
+    of_logits = np.array(
+        [
+            any(2 * prod(shape) >= logits.get(shape[-1], prod(shape) * 3) for _, shape in some)
+            for some in tensors
+        ]
+    )
+    found = kernels & of_logits[given] & ~matrix_kernels(context) & ~context.in_optimizer
+    if not (found & launched_by(_LOSS)).any():
+        return
+    rows = np.flatnonzero(found & ~forward)
+    if (share := context.kernel_share(found & ~forward)) < LOSS_SHARE:
+        return
+    context.explained[found] = True
+    full = any(
+        dtype == "float"
+        for place in np.unique(given[found & forward]).tolist()
+        for dtype, _ in tensors[place][:1]
+    )
+    yield context.tasks_finding(
+        f"unfused cross-entropy: {percent(share)} of kernel time, {len(rows):,} kernels read or "
+        f"write logits of {max(logits):,} columns{' in fp32' * full}",
+        rows,
+        advice="use a loss that does not store the logits: a fused linear cross-entropy (Liger "
+        "kernels, cut-cross-entropy), or compute logits and loss for chunks of positions",
+        sure="likely",
+        figures={"kernels": len(rows), "columns": max(logits), "share_of_compute": round(share, 4)},
+    )

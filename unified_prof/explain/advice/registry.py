@@ -238,6 +238,7 @@ RULES: tuple[Rule, ...] = (
     Rule(communication_rules.repeated_reductions, both(_COLLECTIVES, framework)),
     Rule(communication_rules.exposed_communication, _COLLECTIVES, cheap=True),
     Rule(product_rules.avoidable_products, both(device, framework, _SHAPES)),
+    Rule(product_rules.unfused_cross_entropy, both(device, framework, _SHAPES)),
     Rule(optimizer_rules.dense_embedding),
     Rule(kernel_rules.dequantization, both(device, framework)),
     Rule(kernel_rules.masks, both(device, framework)),
