@@ -227,9 +227,9 @@ class Recording:
             ranges = HostRanges(thread, start, end, name.astype(np.int64))
         else:
             marks = Regions(self.source, self.strings, STEP.match)
-            distinct, name = np.unique(marks.name, return_inverse=True)
+            distinct, number = np.unique(marks.name, return_inverse=True)
             names = [text or "" for text in self.strings.texts(distinct.tolist())]
-            ranges = HostRanges(marks.thread, marks.start_ns, marks.end_ns, name)
+            ranges = HostRanges(marks.thread, marks.start_ns, marks.end_ns, number)
         is_step = np.array([is_numbered(text) and not STEP.match(text) for text in names], bool)
         return numbered_steps(ranges.take(is_step[ranges.name]), names, self._launched_work())
 

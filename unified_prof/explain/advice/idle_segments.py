@@ -264,8 +264,8 @@ def host_bound_masks(
     # The latency of a launch to an idle device is known after the last window.
     latencies = np.concatenate(drained)
     median_ns = min(float(np.median(latencies)), MAX_LATENCY_NS) if len(latencies) else LATENCY_NS
-    for mask, (rows, latency_ns) in zip(masks, alone, strict=True):
-        mask[rows[latency_ns <= MAX_LATENCY_MEDIANS * median_ns]] = True
+    for mask, (single, length_ns) in zip(masks, alone, strict=True):
+        mask[single[length_ns <= MAX_LATENCY_MEDIANS * median_ns]] = True
     return masks
 
 

@@ -343,7 +343,8 @@ def unfused_cross_entropy(context: DeviceContext) -> Iterator[Cause]:
 
     def launched_by(wanted: str) -> NDArray[np.bool_]:
         named = np.array([text.startswith(wanted) for text in texts] or [False])
-        return kernels & named[name]
+        result: NDArray[np.bool_] = kernels & named[name]
+        return result
 
     forward = launched_by(_LOG_SOFTMAX) & ~launched_by(f"{_LOG_SOFTMAX}_backward")
     logits = {
