@@ -112,6 +112,141 @@ def test_autocast_to_a_type_in_which_the_processor_does_not_compute(
     )
 
 
+@pytest.mark.parametrize(
+    ("body", "is_found"),
+    [
+        ("self.table(torch.tensor([1, 2]))", True),
+        ("self.table(torch.arange(20))", False),  # a third of the rows
+        ("(self.table(torch.tensor([1, 2])), x @ self.table.weight.t())", False),
+        ("self.sparse(torch.tensor([1, 2]))", False),
+    ],
+)
+def test_tables_with_dense_gradients_are_noted(
+    workload: Workload, body: str, is_found: bool
+) -> None:
+    tables = "self.table, self.sparse = nn.Embedding(60, 8), nn.Embedding(60, 8, sparse=True)"
+    source = LOOP.format(body=body, before="pass").replace(
+        "self.shared =", f"{tables}; self.shared ="
+    )
+    workload.write("main.py", f"import numpy as np\n{source}")
+    found = dict(workload.tracked("main.py").facts).get("dense_embeddings")
+    assert found == ("[[60, 2, 1920]]" if is_found else None)
+
+
+@pytest.mark.parametrize(
+    ("line", "passes"),
+    [
+        ("torch.from_numpy(grad.numpy() * 2)", ["backward"]),
+        ("torch.tensor([[one.item() for one in row] for row in grad])", ["backward"]),
+        ("grad * grad.sum().item()", None),
+        ("grad.numpy() if False else grad", None),
+    ],
+)
+def test_autograd_functions_that_leave_torch_are_noted(
+    workload: Workload, line: str, passes: list[str] | None
+) -> None:
+    source = f"""
+def weighed(grad):
+    return {line}
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+    @staticmethod
+    def backward(ctx, grad):
+        return weighed(grad)
+"""
+    source += LOOP.format(body="x = Twice.apply(self.layer(x))", before="pass")
+    workload.write("main.py", f"import numpy as np\n{source}")
+    found = json.loads(workload.tracked("main.py").facts.get("python_functions", "{}"))
+    assert found == ({"Twice": passes} if passes else {})
+
+
+@pytest.mark.parametrize(
+    ("before", "is_found"),
+    [
+        ("loss = net(x) + teacher(x).mean()", True),
+        ("\n    with torch.no_grad(): y = teacher(x)\n    loss = loss + y.mean()", False),
+        ("loss = loss + teacher(net.layer(x)).mean()", False),  # its gradients train `net`
+        ("other = torch.optim.SGD(teacher.parameters()); loss = loss + teacher(x).mean()", False),
+    ],
+)
+def test_gradients_that_no_optimizer_uses_are_timed(
+    workload: Workload, before: str, is_found: bool
+) -> None:
+    source = LOOP.format(body="pass", before=before)
+    source = source.replace("net = Net()", "net, teacher = Net(), nn.Linear(8, 8)")
+    workload.write("main.py", f"import numpy as np\n{source}")
+    found = workload.tracked("main.py").facts.get("untrained_backward")
+    assert (found is not None) == is_found
+    if found is not None:
+        time_ns, line = json.loads(found)
+        assert time_ns > 0
+        assert line == "main.py:20"
+
+
+@pytest.mark.parametrize(("kept", "is_found"), [("y", True), ("y.detach() * 1", False)])
+def test_results_that_later_iterations_keep_are_counted(
+    workload: Workload, kept: str, is_found: bool
+) -> None:
+    before = f"y = net.layer(x).exp(); kept.append({kept})"
+    source = LOOP.format(body="pass", before=before)
+    workload.write("main.py", f"import numpy as np\nkept = []\n{source}")
+    found = workload.tracked("main.py").facts.get("kept_activation_bytes")
+    assert found == ("128" if is_found else None)
+
+
+GENERATION = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(64, 64)
+    def forward(self, x, mask=None):
+        return self.layer(x).tanh()
+model = Model()
+with torch.no_grad():
+    x = mask = torch.randn(2, 16, 64)
+    for step in range(40):
+        new = model({arguments})[:, -1:]
+        x, mask = torch.cat([x, new], 1), torch.cat([mask, new], 1)
+        {after}
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "after", "grows"),
+    [
+        ("x", "pass", True),
+        ("x, mask=mask", "pass", True),
+        ("x[:, -1:], mask", "pass", False),  # with a KV cache
+        ("x[:, -16:]", "pass", False),
+        ("x", "x = x[:, : 16 + (7 * step) % 13]", False),  # batches of several lengths
+    ],
+)
+def test_sequences_that_grow_are_found(
+    workload: Workload, arguments: str, after: str, grows: bool
+) -> None:
+    workload.write("main.py", GENERATION.format(arguments=arguments, after=after))
+    found = json.loads(workload.tracked("main.py").facts.get("growing_sequence", "[]"))
+    assert bool(found) == grows
+    if found:
+        time_ns, length = found
+        assert time_ns >= 0
+        assert 16 < length < 56
+
+
+def test_single_samples_of_a_loader_are_noted(workload: Workload) -> None:
+    source = """
+    from torch.utils.data import DataLoader
+    net = nn.Linear(8, 8)
+    for x in DataLoader(torch.randn(40, 8), batch_size={}):
+        net(x)
+    """
+    for size in (1, 2):
+        workload.write("main.py", source.format(size))
+        assert workload.tracked("main.py").facts["largest_batch"] == str(size)
+
+
 def test_operations_outside_of_the_scope_are_noted(workload: Workload) -> None:
     rows = json.loads(facts(workload, before="torch.sort(loss.detach())")["operations_outside"])
     assert [tuple(row[:3]) for row in rows if row[0] == "sort"] == [("sort", "main.py:20", 1)]

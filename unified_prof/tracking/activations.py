@@ -32,6 +32,7 @@ from unified_prof.tracking.torch_names import (
     buffers_of,
     in_one_line,
     instances,
+    leaf_of,
     parameters_of,
     sparse_parts,
     subclasses,
@@ -79,6 +80,44 @@ def optimizers() -> list[Any]:
     # torch wraps the `step` of a class when it creates the first object; a search takes 50 ms.
     any_exists = any(hasattr(getattr(one, "step", None), "hooked") for one in subclasses(Optimizer))
     return instances(Optimizer) if any_exists else []
+
+
+def untrained_calls(nodes: Sequence[tuple[Any, int]], stepped: Iterable[Any]) -> set[int]:
+    """Return the calls in a graph whose gradients reach only parameters in no optimizer.
+
+    Args:
+        nodes: Nodes of a graph and their calls; negative if unknown.
+        stepped: Optimizers that have stepped; without any, nothing is known.
+    """
+    import torch
+
+    def trained(some: Iterable[Any]) -> set[int]:
+        return {id(one) for each in some for group in each.param_groups for one in group["params"]}
+
+    leaves = {node: leaf for node, _ in nodes if (leaf := leaf_of(node)) is not None}
+    known, parameter = trained(stepped), torch.nn.Parameter
+    if not known or all(id(leaf) in known for leaf in leaves.values()):
+        return set()
+    known |= trained(optimizers())
+    is_other = {
+        node
+        for node, leaf in leaves.items()
+        if isinstance(leaf, parameter) and id(leaf) not in known
+    }
+    users: dict[Any, list[Any]] = {}
+    for node, _ in nodes:
+        for following, _ in node.next_functions:
+            users.setdefault(following, []).append(node)
+    needed = set(leaves) - is_other
+    queue = [*needed]
+    while queue:
+        for user in users.get(queue.pop(), ()):
+            if user not in needed:
+                needed.add(user)
+                queue.append(user)
+    return {call for _, call in nodes if call >= 0} - {
+        call for node, call in nodes if node in needed
+    }
 
 
 def optimizer_state_bytes(
@@ -130,6 +169,8 @@ class _Saved:
     """Weak reference; prevents another storage from getting the same address."""
     size_bytes: int
     calls: list[int]
+    is_result: bool
+    """True if an operation with gradients returned it, unlike inputs and constants."""
 
 
 class SavedTensors:
@@ -201,6 +242,11 @@ class SavedTensors:
         self._seen.clear()
         self._excluded.clear()
         return found
+
+    def kept_bytes(self) -> int:
+        """Return the bytes of results saved by operations that still exist."""
+        self._count_alive()
+        return sum(one.size_bytes for one in self._alive if one.storage and one.is_result)
 
     def pause(self) -> None:
         """Suspend measuring while the autograd engine runs; its threads inherit the hooks."""
@@ -304,7 +350,8 @@ class SavedTensors:
             saved = self._seen.get(key)
             if saved is None:
                 weak = self._internals.weak_storage(storage)
-                self._seen[key] = saved = _Saved(weak, storage.nbytes(), [call])
+                is_result = tensor.grad_fn is not None
+                self._seen[key] = saved = _Saved(weak, storage.nbytes(), [call], is_result)
                 self._alive.append(saved)
             elif saved.calls[-1] != call:
                 saved.calls.append(call)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import functools
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from threading import get_ident
 from types import FrameType
@@ -34,6 +35,7 @@ from unified_prof.tracking.raw_calls import Recorder
 from unified_prof.tracking.torch_internals import TorchInternals
 from unified_prof.tracking.torch_names import Patches
 
+_MAX_LENGTHS = 1024  # Maximum calls of a model whose sequence lengths are kept.
 _ENGINE_ENTRIES = (
     "tensor_backward",
     "autograd_backward",
@@ -61,6 +63,8 @@ class Interception:
         self._passes: Passes | None = None
         self._patches = Patches()
         self._dynamo_patched = self._records = False
+        self.on_read: Callable[[str], None] | None = None
+        """Called with the name of each method that reads elements of a tensor."""
         self.on_backward: Callable[[FrameType], None] | None = None
         """Called after the autograd engine has run, with the frame that called it."""
         self._thread = 0
@@ -72,8 +76,11 @@ class Interception:
         """Optimizers that stepped."""
         self.loader_workers: int | None = None
         """Largest number of workers of a data loader that was read; None if none was."""
-        self.loader_starts = self.loader_batches = 0
-        """How often workers started that end with their epoch; batches of all loaders."""
+        self.loader_starts = self.loader_batches = self.largest_batch = 0
+        """How often workers started that end with their epoch; batches of all loaders, and the
+        samples of the largest one."""
+        self.lengths: deque[tuple[int, ...]] = deque(maxlen=_MAX_LENGTHS)
+        """Second dimension of each argument of the last calls of a model that is not trained."""
         self.hide_from_compiler: Callable[[Any, Callable[[], Any]], Any] | None = None
         """Runs a call of compiled code (of a module, or of a function: None) without patches that
         the compiler would treat as part of the program."""
@@ -171,6 +178,14 @@ class Interception:
             passes.give_up()
         if recorder is not None:
             self._modes.remove(recorder.mode)
+
+    def note_lengths(self, arguments: Iterable[Any]) -> None:
+        """Note the second dimension of the tensors among the arguments of a model."""
+        import torch
+
+        with self.internals.plainly():
+            found = [one.shape for one in arguments if type(one) is torch.Tensor]
+            self.lengths.append(tuple(shape[1] for shape in found if len(shape) > 1))
 
     def _active(self) -> Recorder | None:
         recorder = self._recorder
@@ -430,6 +445,8 @@ class Interception:
         @functools.wraps(call)
         def read(tensor: Any) -> Any:
             passes = self._passes
+            if self.on_read is not None:
+                self.on_read(call.__name__)
             if passes is None or not passes.separates_reads or passes.thread != get_ident():
                 return call(tensor)
             with passes.part(READS):
@@ -450,9 +467,10 @@ class Interception:
                 self.loader_starts += 1
             self.loader_batches += 1
             batch = timed(iterator)
-            passes = self._passes
+            samples, passes = batch_size(batch), self._passes
+            self.largest_batch = max(self.largest_batch, samples)
             if passes is not None and passes.thread == get_ident():
-                passes.samples += batch_size(batch)
+                passes.samples += samples
             return batch
 
         return next_batch
@@ -466,6 +484,8 @@ class Interception:
             if torch.compiler.is_compiling():  # The compiler cannot trace the rest.
                 return call(*args, **kwargs)
             passes = self._passes
+            if part == READS and self.on_read is not None:
+                self.on_read(call.__name__)
             if passes is None or passes.thread != get_ident():
                 return call(*args, **kwargs)
             if part == READS and not passes.separates_reads:

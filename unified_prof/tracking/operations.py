@@ -17,6 +17,7 @@ from unified_prof.tracking.activations import (
     SizedWeight,
     optimizer_state_bytes,
     program_settings,
+    untrained_calls,
 )
 from unified_prof.tracking.device import LONG_NS, HostClock, WaitingTime
 from unified_prof.tracking.device_clock import Clock, EventClock, Lag, make_lag
@@ -43,6 +44,7 @@ _MAX_RAW = 10_000
 _MAX_RAW_ON_DEVICE = 200_000  # The same on a device, which has no work during a conversion.
 # Limit of the sizes of the samples kept: about 10,000 samples of a few calls, or 700 of 5,000.
 _MAX_SIZE = 4_000_000
+_WASTED_WORK = "wasted_work_not_looked_for", "repeated values and padding"
 ITERATIONS_PER_SAMPLE = 2  # Number of iterations per sample of the run time.
 
 
@@ -76,6 +78,8 @@ class OperationTracker(Instrument):
         self.clock: Clock = self.events or HostClock()
         self.iterations_per_sample = 1
         """1, or more if all but the first iteration of a sample are timed only as a whole."""
+        self.lengths: dict[int, tuple[int, ...]] = {}
+        """Sequence lengths of the model's arguments by the number of the sample."""
         self.part_lines: dict[str, str] = {}
         """`file:line` in the project at which each part of an iteration began first."""
         self.samples: list[int] = []
@@ -169,6 +173,8 @@ class OperationTracker(Instrument):
             "modules_not_named", "paths of some modules"
         ):
             self.modules.settle()
+        if self._interception.lengths:
+            self.lengths[iteration.number] = self._interception.lengths[-1]
         self._raw.append(iteration)
         self._raw_size += iteration.size
 
@@ -208,6 +214,7 @@ class OperationTracker(Instrument):
         """Discard all measurements."""
         self._raw.clear()
         self._measured.clear()
+        self.lengths.clear()
         self.one_in, self.left_out = 1, 0
         self.irregularities_left_out = Anomalies()
         self.clock.forget()
@@ -314,7 +321,13 @@ class ActivationTracker(OperationTracker):
         self._roots: dict[NamedModule, None] = {}
         """Roots of the modules that have run so far."""
         self._in_backward: set[int] = set()
+        self._nodes: list[tuple[Any, int]] = []
+        """Autograd nodes of the backward pass that begins, and their calls."""
+        self.untrained: set[int] = set()
+        """Calls of the last iteration whose gradients reach only parameters in no optimizer."""
         self._saved: SavedTensors | None = None
+        self.last_saved: SavedTensors | None = None
+        """Saved tensors of the last iteration."""
         self.most_saved_bytes = 0
         """Most saved bytes that existed at once in the last iteration."""
         self.saved_bytes: list[dict[int, int] | None] = []
@@ -343,7 +356,6 @@ class ActivationTracker(OperationTracker):
         if wasted is None:
             return run
         failures = self._internals.anomalies.recording_failures
-        what = "wasted_work_not_looked_for", "repeated values and padding"
 
         def numbered(
             label: Any, func: Any, frame: FrameType, args: Any, kwargs: Any, *more: Any
@@ -351,11 +363,13 @@ class ActivationTracker(OperationTracker):
             if more or recorder.in_engine:
                 return run(label, func, frame, args, kwargs, *more)
             key, iteration = None, recorder.iteration
-            with failures(*what):
+            with failures(*_WASTED_WORK):
                 key = wasted.key(label, args, kwargs)
+                wasted.function_begins(label, func)
             call = iteration.count
             result = run(label, func, frame, args, kwargs)
-            with failures(*what):
+            wasted.running = None
+            with failures(*_WASTED_WORK):
                 wasted.note(key, result, call if iteration.count > call else None)
             return result
 
@@ -366,6 +380,7 @@ class ActivationTracker(OperationTracker):
         assert self._recorder is not None
         self._argument_devices.clear()
         self._in_backward.clear()
+        self.untrained = set()
         self._saved = SavedTensors(self.device.kind, self._recorder)
         with self._internals.anomalies.recording_failures(
             "activations_not_measured", "the activations"
@@ -374,18 +389,21 @@ class ActivationTracker(OperationTracker):
         self._used.clear()
         if self.wasted is not None:
             self.wasted.begin()
+            self._interception.on_read = self._note_read
         super().begin_iteration(index)
 
     def end_iteration(self, index: int) -> None:
         """Keep the saved bytes by call, and the sizes of the weights."""
         assert self._saved is not None
         assert self._recorder is not None
+        self._interception.on_read = None
         known = self._recorder.iteration.backwards and self._internals.has(
             "sequence_number", "node_number"
         )
         sites = set(self._recorder.iteration.columns()[0].tolist())
         super().end_iteration(index)
         saved, self._saved = self._saved, None
+        self.last_saved = saved
         self.saved_bytes.append(saved.stop(self._in_backward if known else None))
         self.most_saved_bytes = saved.most_bytes
         parameters = {item.device.type for item in self._weights.parameters()}
@@ -425,9 +443,16 @@ class ActivationTracker(OperationTracker):
     def stop(self, complete: bool) -> None:
         """Stop recording, also within an iteration."""
         super().stop(complete)
+        self._interception.on_read = None
         if self._saved is not None:
             self._saved.stop()
             self._saved = None
+
+    def _note_read(self, method: str) -> None:
+        assert self.wasted is not None
+        if self._interception.is_tracked_thread():
+            with self._internals.anomalies.recording_failures(*_WASTED_WORK):
+                self.wasted.note_read(method)
 
     def _on_call(self, args: tuple[Any, ...], kwargs: dict[str, Any], module: Any) -> None:
         import torch
@@ -445,6 +470,7 @@ class ActivationTracker(OperationTracker):
 
     def _on_node(self, node: Any, call: int) -> None:
         assert self._saved is not None
+        self._nodes.append((node, call))
         if call >= 0:
             self._in_backward.add(call)
         elif (leaf := leaf_of(node)) is not None:
@@ -455,6 +481,14 @@ class ActivationTracker(OperationTracker):
             self._saved.saved_numbers(node, call)
 
     def _on_engine(self, runs: bool) -> None:
+        if runs:
+            nodes, self._nodes = self._nodes, []
+            with self._internals.anomalies.recording_failures(
+                "untrained_not_found", "gradients that no optimizer uses"
+            ):
+                found = untrained_calls(nodes, self._interception.optimizers)
+                needed = {call for _, call in nodes} - found
+                self.untrained = (self.untrained | found) - needed
         if self._saved is not None:
             with self._internals.anomalies.recording_failures(
                 "saved_tensor_not_counted", "tensors saved around a backward pass"

@@ -6,9 +6,10 @@ import json
 import platform
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -81,7 +82,7 @@ class Results:
         weights: tuple[WeightRecord, ...] = ()
         activations: tuple[ActivationRecord, ...] = ()
         if saves:
-            weights, activations = self._memory(saves[-1], table, usual)
+            weights, activations = self._memory(saves[-1], table, usual, times)
         regions = ReportRegions(
             session.regions.regions, (*operations, *activations), usual.iteration
         )
@@ -98,6 +99,12 @@ class Results:
             self._facts["batches_per_worker_start"] = str(
                 session.interception.loader_batches // starts
             )
+        if session.interception.largest_batch:
+            self._facts["largest_batch"] = str(session.interception.largest_batch)
+        if grown := _growing_sequence(
+            session.interception.lengths, session.run_time.lengths, times
+        ):
+            self._facts["growing_sequence"] = json.dumps(grown)
         if times and (outside := _operations_outside(times[-1], table, session.sites)):
             self._facts["operations_outside"] = json.dumps(outside)
         if session.run_time.detects_anomalies:
@@ -197,7 +204,11 @@ class Results:
         }
 
     def _memory(
-        self, iteration: MeasuredIteration, table: SiteTable, usual: SelectedCalls
+        self,
+        iteration: MeasuredIteration,
+        table: SiteTable,
+        usual: SelectedCalls,
+        times: Sequence[MeasuredIteration],
     ) -> tuple[tuple[WeightRecord, ...], tuple[ActivationRecord, ...]]:
         """Return the weights, and the bytes saved by the operations of an iteration."""
         session, anomalies = self._session, self._anomalies
@@ -222,6 +233,12 @@ class Results:
                 activations, other_bytes = build_activations(iteration, saved_bytes, table)
                 self._facts["saved_bytes_of_no_operation"] = str(other_bytes)
                 self._facts["most_saved_bytes_at_once"] = str(memory.most_saved_bytes)
+            # Graphs of the last iterations may exist, so later ones must be complete.
+            kept = session.peak.peak_bytes is not None and memory.last_saved is not None
+            if kept and (size := memory.last_saved.kept_bytes()):
+                self._facts["kept_activation_bytes"] = str(size)
+            if memory.untrained:
+                self._facts |= _untrained(iteration, memory.untrained, times, session.sites)
         if memory.wasted is not None:
             self._facts |= memory.wasted.facts
             with anomalies.recording_failures("repeated_work_not_listed", "repeated work"):
@@ -344,6 +361,74 @@ def _operations_outside(
             count[key] += 1
             times_ns[key] += ms_to_ns(float(np.nan_to_num(iteration.forward_ms[index])))
     return [(*key, count[key], ns) for key, ns in times_ns.most_common(_MAX_OUTSIDE)]
+
+
+def _untrained(
+    iteration: MeasuredIteration,
+    calls: Collection[int],
+    times: Sequence[MeasuredIteration],
+    sites: CallSites,
+) -> dict[str, str]:
+    """Return the backward time and the line of calls whose gradients no optimizer uses.
+
+    The result is empty if no timed iteration has the same calls.
+    """
+    rows, table = np.array(sorted(calls)), SiteTable(sites, Scope("project"))
+    timed = [
+        np.nan_to_num(one.backward_ms[rows])
+        for one in times
+        if np.array_equal(one.sites, iteration.sites)
+    ]
+    if not timed:
+        return {}
+    lines: Counter[str] = Counter()
+    for call, ms in zip(rows.tolist(), np.median(timed, axis=0).tolist(), strict=True):
+        site = table.site(int(iteration.sites[call]), with_setup=iteration.with_setup)
+        lines[site.line or ""] += ms_to_ns(ms)
+    return {"untrained_backward": json.dumps([lines.total(), lines.most_common(1)[0][0]])}
+
+
+_MIN_LENGTHS = 8  # Minimum number of calls of a model for sequences to be generated.
+_REGULAR = 0.75  # Minimum share of the calls whose sequences are longer by the same number.
+
+
+def _growing_sequence(
+    lengths: Sequence[tuple[int, ...]],
+    measured: Mapping[int, tuple[int, ...]],
+    times: Sequence[MeasuredIteration],
+) -> list[int]:
+    """Return what earlier positions cost if sequences grow from call to call of a model.
+
+    Args:
+        lengths: Lengths of the arguments of successive calls.
+        measured: The same of the samples, by their number.
+        times: Iterations of the samples.
+
+    Returns:
+        Time of the positions that were known before, in ns, and the median length. Empty if
+        sequences do not grow, or if an argument has only new positions, as with a KV cache.
+    """
+    size = len(lengths[0]) if lengths else 0
+    if len(lengths) < _MIN_LENGTHS or any(len(one) != size for one in lengths):
+        return []
+    table = np.array(lengths).reshape(len(lengths), size)
+    steps = np.diff(table, axis=0)
+    for column in range(size):
+        new, count = Counter(steps[:, column].tolist()).most_common(1)[0]
+        if new <= 0 or count < _REGULAR * len(steps) or (np.median(table, axis=0) <= new).any():
+            continue
+        points = [
+            (measured[one.number][column], float(np.nansum(one.forward_ms)))
+            for one in times
+            if len(measured.get(one.number, ())) == size
+        ]
+        # The median of the slopes between two samples ignores single slow ones.
+        slopes = [(b - a) / (m - n) for (n, a), (m, b) in combinations(points, 2) if m != n]
+        if slopes:
+            length = float(np.median([n for n, _ in points]))
+            known_ms = max(0.0, float(np.median(slopes)) * (length - new))
+            return [ms_to_ns(known_ms), round(length)]
+    return []
 
 
 def _repeated_work(

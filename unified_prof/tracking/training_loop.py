@@ -156,6 +156,8 @@ class InferredLoop:
                 watch.elsewhere += 1
                 return call(self, *args, **kwargs)
             watch.call_begins()
+            if watch._kind == MODULE_CALLS:
+                watch._interception.note_lengths((*args, *kwargs.values()))
             watch._running = True
             try:
                 result = call(self, *args, **kwargs)

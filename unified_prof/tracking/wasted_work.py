@@ -1,4 +1,4 @@
-"""Find work on a CPU that is not needed: known values, padding, a slow data type.
+"""Find work on a CPU that is not needed: known values, padding, dense gradients, slow code.
 
 A value is known if it is the same function of the same tensors. Values are numbered as in a
 compiler. A tensor from elsewhere (weight, batch) has the same number as long as it is the same
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import weakref
+from collections import Counter
 from contextlib import suppress
 from itertools import count
 from typing import Any
@@ -19,6 +20,8 @@ from unified_prof.tracking.torch_internals import TorchInternals
 _SAMPLED = 64
 # Numbering takes about 30 us per call, so the rest of longer iterations is left out.
 _MAX_CALLS = 20_000
+_MANY_READS = 32  # Reads of elements in a pass of an autograd function that are a Python loop.
+_FEW = 4  # Minimum rows of a table for each row that is looked up.
 _PLAIN = (int, float, bool, str, type(None), type(Ellipsis))
 EARLIER, SAME = "earlier", "same"
 
@@ -42,12 +45,58 @@ class WastedWork:
         self._random: Any = None
         self.calls: dict[int, str] = {}
         """Calls of the last iteration whose value an EARLIER or the SAME iteration computed."""
-        self.facts: dict[str, str] = {}
-        """Padding and data type of the last iteration, as facts of a report."""
+        self._facts: dict[str, str] = {}
+        self._tables: dict[int, tuple[int, int, int]] = {}
+        """By `id` of a table with dense gradients: rows, rows looked up, bytes."""
+        self._current_node = internals.current_node()
+        self.running: str | None = None
+        """Autograd function of the program whose forward pass runs."""
+        self._applied: Counter[str] = Counter()
+        self._reads: Counter[tuple[str, str]] = Counter()
+        """Reads of elements by autograd function and pass; NumPy counts as a loop."""
 
     def begin(self) -> None:
         """Begin another iteration."""
-        self._iteration, self._seen, self.calls, self.facts = self._iteration + 1, 0, {}, {}
+        self._iteration, self._seen, self.calls, self._facts = self._iteration + 1, 0, {}, {}
+        self._tables, self.running = {}, None
+        self._applied, self._reads = Counter(), Counter()
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What was found in the last iteration besides known values, as facts of a report."""
+        tables = [one for one in self._tables.values() if one[0] >= _FEW * one[1]]
+        functions: dict[str, list[str]] = {}
+        for (name, part), reads in self._reads.items():
+            if reads >= _MANY_READS * self._applied[name]:
+                functions.setdefault(name, []).append(part)
+        found = {"dense_embeddings": tables, "python_functions": functions}
+        return self._facts | {name: json.dumps(some) for name, some in found.items() if some}
+
+    def function_begins(self, name: Any, function: Any) -> None:
+        """Note a call of an autograd function of the program, for which `name` is a text.
+
+        Args:
+            name: Its name, or another operation.
+            function: Its `apply`, bound to the class.
+        """
+        cls = getattr(function, "__self__", None)
+        self.running = None
+        if (
+            isinstance(name, str)
+            and isinstance(cls, type)
+            and not cls.__module__.startswith("torch.")
+        ):
+            self.running = name
+            self._applied[name] += 1
+
+    def note_read(self, method: str) -> None:
+        """Note a call of a method that returns values of a tensor, such as `numpy` or `item`."""
+        name, part = self.running, "forward"
+        if name is None and self._applied and self._current_node is not None:
+            node = type(self._current_node()).__name__
+            name, part = node.removesuffix("Backward"), "backward"
+        if name in self._applied:
+            self._reads[name, part] += _MANY_READS * self._applied[name] if method == "numpy" else 1
 
     def key(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Return what determines the result of a call that follows; None if it is unknown."""
@@ -59,7 +108,11 @@ class WastedWork:
         self._has_tensor = False
         with self._internals.plainly():
             if func is torch.nn.functional.embedding:
-                self._note_padding(*args, **kwargs)
+                self._note_lookup(*args, **kwargs)
+            elif self._tables:
+                # The gradient of a table with another use, such as tied logits, is dense.
+                for one in args:
+                    self._tables.pop(id(one), None)
             if torch.is_autocast_enabled("cpu"):
                 self._note_autocast(torch.get_autocast_dtype("cpu"))
             try:
@@ -87,13 +140,26 @@ class WastedWork:
             if known and call is not None and self._has_tensor:
                 self.calls[call] = EARLIER if iteration < self._iteration else SAME
 
-    def _note_padding(
-        self, tokens: Any, _weight: Any, padding_idx: int | None = None, *_: Any, **_options: Any
+    def _note_lookup(
+        self,
+        tokens: Any,
+        weight: Any,
+        padding_idx: int | None = None,
+        _max_norm: Any = None,
+        _norm_type: Any = None,
+        _scale: Any = None,
+        sparse: bool = False,
+        **_options: Any,
     ) -> None:
-        """Count the positions at which all sequences of a batch are padded."""
-        if padding_idx is not None and tokens.dim() == 2 and "padding" not in self.facts:
+        """Note rows with dense gradients, and positions at which a whole batch is padded."""
+        import torch
+
+        if weight.requires_grad and torch.is_grad_enabled() and not sparse:
+            used = self._tables.get(id(weight), (0, 0, 0))[1] + tokens.numel()
+            self._tables[id(weight)] = len(weight), used, weight.nbytes
+        if padding_idx is not None and tokens.dim() == 2 and "padding" not in self._facts:
             columns = (tokens == padding_idx).all(0)
-            self.facts["padding"] = json.dumps([int(columns.sum()), len(columns)])
+            self._facts["padding"] = json.dumps([int(columns.sum()), len(columns)])
 
     def _note_autocast(self, dtype: Any) -> None:
         """Note a data type in which this processor does not compute."""
@@ -101,7 +167,7 @@ class WastedWork:
 
         name = {torch.float16: "fp16", torch.bfloat16: "bf16"}.get(dtype)
         if name and not getattr(torch.ops.mkldnn, f"_is_mkldnn_{name}_supported")():
-            self.facts["slow_autocast"] = str(dtype).removeprefix("torch.")
+            self._facts["slow_autocast"] = str(dtype).removeprefix("torch.")
 
     def _described(self, value: Any) -> Any:
         """Return a hashable description of an argument.

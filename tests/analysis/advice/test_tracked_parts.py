@@ -16,6 +16,7 @@ from click.testing import CliRunner
 from tests.analysis.advice.faulty_runs import MS
 from tests.analysis.builders import run_time_report
 from unified_prof.cli.app import app
+from unified_prof.explain.advice import tracked as tracked_module
 from unified_prof.explain.advice.tracked import Tracked
 from unified_prof.explain.advice.tracked_operations import advise
 from unified_prof.recording.calls import UNKNOWN, Calls, Labels
@@ -372,6 +373,66 @@ def test_repeated_backward_passes_cost_their_time() -> None:
     assert "20 % of an iteration at gan.py:7" in found.text
     few = {"repeated_backward_ns": str(2 * MS)}
     assert findings(tracked(parts={"backward": 60}, facts=few)) == {}
+
+
+def test_repeated_backward_passes_cost_no_more_than_the_backward_pass() -> None:
+    run = tracked(parts={"backward": 60}, facts={"repeated_backward_ns": str(120 * MS)})
+    calls = replace(run.calls, backward_ns=np.array([150 * MS], np.int64))
+    found = findings(replace(run, calls=calls))["repeated_backward"]
+    assert found.cost_ms_per_step == 48
+
+
+@pytest.mark.parametrize(
+    ("fact", "value", "kind", "cost_ms", "others"),
+    [
+        ("untrained_backward", "[{ms}, 'kd.py:3']", "untrained_gradients", 40, ["[{few}, 'a']"]),
+        ("growing_sequence", "[{ms}, 48]", "no_kv_cache", 40, ["[{few}, 48]", "[{ms}]", "{{}}"]),
+        ("largest_batch", "1", "batch_of_one", 80, ["2", "0", "[]"]),
+        ("kept_activation_bytes", "2000000", "kept_graph", 0, ["1000000", "[]"]),
+    ],
+)
+def test_a_fact_with_its_own_finding(
+    fact: str, value: str, kind: str, cost_ms: int, others: list[str]
+) -> None:
+    def found(text: str) -> dict[str, Finding]:
+        text = text.format(ms=40 * MS, few=2 * MS).replace("'", '"')
+        facts = {fact: text, "most_saved_bytes_at_once": "15000000"}
+        operation = "linear", "a.py:3", 20 + tracked_module.CALL_NS / MS
+        return findings(tracked(operation, facts=facts))
+
+    assert found(value).keys() == {kind}
+    assert found(value)[kind].cost_ms_per_step == pytest.approx(cost_ms)
+    assert [*map(found, others)] == [{}] * len(others)
+
+
+def passes(name: str, facts: dict[str, str], **parts: int) -> dict[str, Finding]:
+    """Return the findings of one operation of 10 ms forward and 20 ms backward."""
+    run = tracked((name, "a.py:3", 30), facts=facts, parts=parts)
+    columns = {"forward_ns": np.array([10 * MS]), "backward_ns": np.array([20 * MS])}
+    return findings(replace(run, calls=replace(run.calls, **columns)))
+
+
+def test_dense_gradients_of_an_embedding_cost_their_unused_rows() -> None:
+    facts = {"dense_embeddings": "[[100, 20, 600]]", "weight_types": '{"float32": 800}'}
+    parts = {"optimizer": 32, "zero_grad": 8}
+    found = passes("embedding", facts, **parts)["dense_embedding"]
+    assert found.cost_ms_per_step == pytest.approx(0.8 * (20 + 0.75 * 40))
+    few = facts | {"weight_types": '{"float32": 30000}'}
+    assert "dense_embedding" not in passes("linear", few, **parts)
+    for none in ("[]", "[3]", "[[0, 0, 0]]", "{}"):
+        assert "dense_embedding" not in passes("embedding", {"dense_embeddings": none}, **parts)
+
+
+@pytest.mark.parametrize(
+    ("noted", "cost_ms"), [(["backward"], 20), (["forward", "backward"], 30), ([], None)]
+)
+def test_python_in_an_autograd_function_costs_its_passes(
+    noted: list[str], cost_ms: int | None
+) -> None:
+    facts = {"python_functions": json.dumps({"Spike": noted})}
+    found = passes("Spike", facts).get("python_in_autograd")
+    assert (found and found.cost_ms_per_step) == cost_ms
+    assert "python_in_autograd" not in passes("linear", facts)
 
 
 def test_padding_costs_its_share_of_the_passes() -> None:

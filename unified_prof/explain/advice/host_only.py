@@ -19,8 +19,7 @@ from unified_prof.explain.advice.device_context import (
     code_place,
     is_optimizer_step,
 )
-from unified_prof.explain.advice.idle_segments import percent
-from unified_prof.explain.advice.optimizer_rules import DENSE_SHARE, SPARSE_GRADIENTS
+from unified_prof.explain.advice.idle_segments import DENSE_SHARE, SPARSE_GRADIENTS, percent
 from unified_prof.explain.advice.tracked import Tracked
 from unified_prof.explain.advice.tracked_operations import (
     DOUBLE_GAIN,

@@ -81,6 +81,12 @@ LESS_COLLECTION = (
     "call gc.freeze() after the first steps and raise gc.set_threshold(), or gc.disable() and "
     "gc.collect() every n steps on all ranks"
 )
+DENSE_SHARE = 0.10  # Minimum share of the time of dense gradients of embeddings.
+SPARSE_GRADIENTS = (
+    "pass sparse=True to these embeddings, with SGD or SparseAdam, or use tables that are updated "
+    "in the backward pass (torchrec, FBGEMM)"
+)
+KEEP_KEYS = "keep keys and values of earlier positions (use_cache=True)"
 LESS_RECOMPUTATION = (
     "if memory allows, checkpoint fewer blocks, or use a selective policy "
     "(torch.utils.checkpoint.create_selective_checkpoint_contexts) that keeps matmul results"

@@ -19,7 +19,15 @@ from unified_prof.explain.advice.device_context import (
     is_optimizer_step,
     matrix_kernels,
 )
-from unified_prof.explain.advice.idle_segments import TAIL_NS, WARN_SHARE, Flags, percent, plural
+from unified_prof.explain.advice.idle_segments import (
+    DENSE_SHARE,
+    SPARSE_GRADIENTS,
+    TAIL_NS,
+    WARN_SHARE,
+    Flags,
+    percent,
+    plural,
+)
 from unified_prof.explain.schedule.selection import Selection
 from unified_prof.recording import names
 from unified_prof.recording.calls import KERNEL
@@ -380,11 +388,6 @@ def _zeroed_gradients(context: DeviceContext, loops: _Loops) -> Iterator[Cause]:
 
 
 _PASSES = 2  # Tensors that one of several operations of an optimizer reads or writes.
-DENSE_SHARE = 0.10  # Minimum share of the time of dense gradients of embeddings.
-SPARSE_GRADIENTS = (
-    "pass sparse=True to these embeddings, with SGD or SparseAdam, or use tables that are updated "
-    "in the backward pass (torchrec, FBGEMM)"
-)
 
 
 def dense_embedding(context: DeviceContext) -> Iterator[Cause]:

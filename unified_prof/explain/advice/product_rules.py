@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from unified_prof.arrays import intervals
 from unified_prof.arrays.grouping import Ints
 from unified_prof.explain.advice.device_context import Cause, DeviceContext, matrix_kernels
-from unified_prof.explain.advice.idle_segments import TAIL_NS, WARN_SHARE, percent
+from unified_prof.explain.advice.idle_segments import KEEP_KEYS, TAIL_NS, WARN_SHARE, percent
 from unified_prof.recording import names
 from unified_prof.recording.calls import KERNEL
 from unified_prof.recording.framework import BACKWARD
@@ -200,7 +200,7 @@ def repeated_sequences(
         _repeated_sequences(operations),
         "no KV cache: {} of the time is for positions that were computed before",
         kind="no_kv_cache",
-        advice="keep keys and values of earlier positions (use_cache=True)",
+        advice=KEEP_KEYS,
     )
 
 

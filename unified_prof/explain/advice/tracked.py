@@ -11,8 +11,11 @@ import numpy as np
 
 from unified_prof.base.text import parsed_fact, part_lines
 from unified_prof.explain.advice.idle_segments import (
+    DENSE_SHARE,
     EVIDENCE_ROWS,
+    KEEP_KEYS,
     MIN_SHARE,
+    SPARSE_GRADIENTS,
     describe_run,
     duration,
     percent,
@@ -31,6 +34,7 @@ from unified_prof.recording.model import (
 
 WAITED_SHARE = 0.10  # Minimum share of an iteration; an otherwise idle machine stays far below.
 PART_SHARE = 0.10  # Minimum share of an iteration that a part takes, as for host-bound devices.
+BATCH_SHARE = 0.30  # Minimum share of an iteration outside of operations on single samples.
 PASS_SHARE = 0.05  # Minimum share of an iteration that repeated backward passes take.
 # Time that a fused implementation saves per parameter on a CPU: the calls of a Python loop, not the
 # traffic of large tensors. It is at most half of the time of the loop.
@@ -284,14 +288,19 @@ def unused_activations(run: Tracked) -> Iterator[Finding]:
 def repeated_backward(run: Tracked) -> Iterator[Finding]:
     """Find backward passes that go through the same graph again."""
     repeated_ns = parsed_fact(run.facts, "repeated_backward_ns", int)
+    # Tracking makes the timed passes longer than those of the iteration.
+    passes_ns = known_sum(run.calls.backward_ns) or 0
+    if passes_ns and (backward_ns := run.parts_ns.get("backward", 0)):
+        repeated_ns = round(repeated_ns * min(backward_ns / passes_ns, 1.0))
     share = run.share(repeated_ns)
     if share >= PASS_SHARE:
         yield run.finding(
             repeated_ns,
             "repeated backward: passes with retain_graph=True go through the same part of the "
             f"graph more than once, {run.of_iteration(share)}{run.line_of('backward')}",
-            advice="add the losses and call backward once; detach results in which other losses "
-            "need no gradient, as in loss(discriminator(fake.detach()))",
+            advice="add the losses and call backward once; detach state that is kept from one pass "
+            "to the next (state.detach()), and results in which other losses need no gradient, as "
+            "in loss(discriminator(fake.detach()))",
             sure="likely",
             figures={"repeated_backward_ns": repeated_ns, "share": round(share, 4)},
         )
@@ -313,6 +322,125 @@ def padding(run: Tracked) -> Iterator[Finding]:
             "into one batch",
             sure="likely",
             figures={"padded": counts[0], "positions": counts[1]},
+        )
+
+
+MIN_KEPT_BYTES, KEPT_SHARE = 2**20, 0.10  # Minimum of kept results, and share of activations.
+
+
+def kept_graph(run: Tracked) -> Iterator[Finding]:
+    """Find results of an iteration that later iterations keep; their cost is unknown."""
+    kept = parsed_fact(run.facts, "kept_activation_bytes", int)
+    saved = parsed_fact(run.facts, "most_saved_bytes_at_once", int)
+    if kept >= max(MIN_KEPT_BYTES, KEPT_SHARE * saved):
+        yield run.finding(
+            0,
+            f"kept graph: {kept / 2**20:.1f} MiB of activations of one iteration remain in memory "
+            "in later iterations, so memory grows",
+            advice="detach what is kept between iterations: total += loss.item(), "
+            "state = state.detach()",
+            sure="likely",
+            figures={"kept_bytes": kept},
+        )
+
+
+def untrained_gradients(run: Tracked) -> Iterator[Finding]:
+    """Find the backward pass of a network whose parameters no optimizer updates."""
+    match parsed_fact(run.facts, "untrained_backward", list):
+        case [int(cost), str(line)] if (share := run.share(cost)) >= PART_SHARE:
+            yield run.finding(
+                cost,
+                "unused gradients: the backward pass of a network whose parameters are in no "
+                f"optimizer takes {run.of_iteration(share)}, mostly of operations at {line}",
+                advice="call this network under torch.no_grad()",
+                sure="likely",
+                figures={"backward_ns": cost, "share": round(share, 4)},
+            )
+
+
+def dense_embedding(run: Tracked) -> Iterator[Finding]:
+    """Find tables of embeddings whose gradients are mostly zeros."""
+    tables = [
+        one
+        for one in parsed_fact(run.facts, "dense_embeddings", list)
+        if isinstance(one, list) and len(one) == 3 and all(isinstance(n, int) and n for n in one)
+    ]
+    size = sum(one[2] for one in tables)
+    types = parsed_fact(run.facts, "weight_types", dict)
+    weights = sum(one for one in types.values() if isinstance(one, int))
+    if not tables or run.calls.backward_ns is None or size > weights:
+        return
+    texts = run.calls.labels.texts
+    is_lookup = np.array([texts[name] == "embedding" for name in run.calls.name.tolist()], bool)
+    cost = float(np.maximum(run.calls.backward_ns[is_lookup], 0).sum())
+    # Parts that read or write all gradients.
+    parts = ("optimizer", "zero_grad", "gradient_clipping")
+    cost += sum(run.parts_ns.get(part, 0) for part in parts) * size / weights
+    cost *= sum(one[2] * (1 - one[1] / one[0]) for one in tables) / size
+    if (share := run.share(cost)) >= DENSE_SHARE:
+        rows, used = sum(one[0] for one in tables), sum(one[1] for one in tables)
+        yield run.finding(
+            cost,
+            f"dense embedding gradients: {run.of_iteration(share)}; gradients of {rows:,} rows are "
+            f"filled with zeros and updated, but an iteration looks up at most {used:,}",
+            advice=SPARSE_GRADIENTS,
+            sure="likely",
+            figures={"rows": rows, "used": used, "share": round(share, 4)},
+        )
+
+
+def no_kv_cache(run: Tracked) -> Iterator[Finding]:
+    """Find generation that computes earlier positions again."""
+    match parsed_fact(run.facts, "growing_sequence", list):
+        case [int(cost), int(length)] if (share := run.share(cost)) >= PART_SHARE:
+            yield run.finding(
+                cost,
+                f"no KV cache: {run.of_iteration(share)} is for positions that were computed "
+                f"before; the sequence grows with each call of the model (median {length})",
+                advice=KEEP_KEYS,
+                sure="likely",
+                figures={"length": length, "share": round(share, 4)},
+            )
+
+
+def python_in_autograd(run: Tracked) -> Iterator[Finding]:
+    """Find autograd functions whose passes run NumPy or read single elements."""
+    texts = run.calls.labels.texts
+    for name, passes in parsed_fact(run.facts, "python_functions", dict).items():
+        rows = np.array([texts[one] == name for one in run.calls.name.tolist()], bool)
+        columns = {"forward": run.calls.forward_ns, "backward": run.calls.backward_ns}
+        times = [ns for one, ns in columns.items() if one in passes and ns is not None]
+        cost = sum(int(np.maximum(ns[rows], 0).sum()) for ns in times)
+        if (share := run.share(cost)) >= PART_SHARE:
+            yield run.finding(
+                cost,
+                f"Python in autograd function: NumPy, or reads of single elements, in the "
+                f"{' and '.join(passes)} of {name}, {run.of_iteration(share)}",
+                advice="use torch operations on whole tensors, or a C++ extension",
+                sure="possible",
+                figures={"function": name, "share": round(share, 4)},
+            )
+
+
+CALL_NS = 5_000  # Time of Python and torch around each operation, which is not waste.
+
+
+def batch_of_one(run: Tracked) -> Iterator[Finding]:
+    """Find data loaders that return single samples, if the time is not that of operations."""
+    if parsed_fact(run.facts, "largest_batch", int) != 1 or run.calls.total_ns is None:
+        return
+    short_ns = np.minimum(run.calls.total_ns, CALL_NS)
+    waited_ns = run.parts_ns.get("waiting_for_cpu", 0)
+    operations_ns = float(np.maximum(run.calls.total_ns - short_ns, 0).sum())
+    cost = run.median_ns - waited_ns - operations_ns
+    if (share := run.share(cost)) >= BATCH_SHARE:
+        yield run.finding(
+            cost,
+            f"batch of one: {run.of_iteration(share)} is outside of operations, which a larger "
+            "batch has once for all samples",
+            advice="use a larger batch_size",
+            sure="possible",
+            figures={"share": round(share, 4)},
         )
 
 

@@ -21,14 +21,13 @@ from unified_prof.explain.advice.idle_segments import (
     duration,
     percent,
 )
-from unified_prof.explain.advice.tracked import PART_SHARE, Tracked
+from unified_prof.explain.advice.tracked import CALL_NS, PART_SHARE, Tracked
 from unified_prof.recording.calls import UNKNOWN, Calls
 from unified_prof.recording.model import Advice, Finding, NotJudged, timed_steps
 
 # Minimum share of an iteration of the forward pass without its operations, which were timed in
 # another iteration.
 FORWARD_SHARE = 0.25
-CALL_NS = 5_000  # Time of Python and torch around each operation, which is not waste.
 CHAIN_SHARE = 0.05  # Minimum share of an iteration that an unfused chain takes.
 
 
@@ -90,7 +89,7 @@ def time_between_operations(run: Tracked) -> Iterator[Finding]:
     forward_ns = _forward_between(run)
     whole = other_ns + forward_ns - CALL_NS * len(run.calls)
     share = run.share(whole)
-    if share < PART_SHARE:
+    if share < PART_SHARE or any(tracked.batch_of_one(run)):
         return
     counts = {line: run.gaps.lines.count(line) for line in medians}
     heaviest = sorted(medians, key=lambda line: -medians[line])[:EVIDENCE_ROWS]
@@ -507,6 +506,12 @@ RULES: dict[Callable[[Tracked], Iterator[Finding]], tuple[Callable[[Tracked], bo
     tracked.unused_activations: _HAS_PARTS,
     tracked.repeated_backward: _HAS_PARTS,
     tracked.padding: _HAS_PARTS,
+    tracked.kept_graph: _HAS_PARTS,
+    tracked.untrained_gradients: _HAS_PARTS,
+    tracked.dense_embedding: _HAS_PARTS,
+    tracked.no_kv_cache: _HAS_PARTS,
+    tracked.python_in_autograd: _HAS_PARTS,
+    tracked.batch_of_one: _HAS_PARTS,
     recomputation: (
         lambda run: run.calls.recomputed_ns is not None and run.median_ns > 0,
         "no activation checkpointing recorded",
