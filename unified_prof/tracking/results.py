@@ -234,8 +234,8 @@ class Results:
                 self._facts["saved_bytes_of_no_operation"] = str(other_bytes)
                 self._facts["most_saved_bytes_at_once"] = str(memory.most_saved_bytes)
             # Graphs of the last iterations may exist, so later ones must be complete.
-            kept = session.peak.peak_bytes is not None and memory.last_saved is not None
-            if kept and (size := memory.last_saved.kept_bytes()):
+            last = None if session.peak.peak_bytes is None else memory.last_saved
+            if last is not None and (size := last.kept_bytes()):
                 self._facts["kept_activation_bytes"] = str(size)
             if memory.untrained:
                 self._facts |= _untrained(iteration, memory.untrained, times, session.sites)

@@ -63,7 +63,7 @@ class WastedWork:
 
     @property
     def facts(self) -> dict[str, str]:
-        """What was found in the last iteration besides known values, as facts of a report."""
+        """Findings in the last iteration besides known values, as facts of a report."""
         tables = [one for one in self._tables.values() if one[0] >= _FEW * one[1]]
         functions: dict[str, list[str]] = {}
         for (name, part), reads in self._reads.items():
@@ -95,7 +95,7 @@ class WastedWork:
         if name is None and self._applied and self._current_node is not None:
             node = type(self._current_node()).__name__
             name, part = node.removesuffix("Backward"), "backward"
-        if name in self._applied:
+        if name is not None and name in self._applied:
             self._reads[name, part] += _MANY_READS * self._applied[name] if method == "numpy" else 1
 
     def key(self, func: Any, args: Any, kwargs: Any) -> Any:

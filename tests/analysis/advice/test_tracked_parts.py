@@ -408,8 +408,9 @@ def test_a_fact_with_its_own_finding(
 def passes(name: str, facts: dict[str, str], **parts: int) -> dict[str, Finding]:
     """Return the findings of one operation of 10 ms forward and 20 ms backward."""
     run = tracked((name, "a.py:3", 30), facts=facts, parts=parts)
-    columns = {"forward_ns": np.array([10 * MS]), "backward_ns": np.array([20 * MS])}
-    return findings(replace(run, calls=replace(run.calls, **columns)))
+    forward_ns, backward_ns = np.array([10 * MS]), np.array([20 * MS])
+    calls = replace(run.calls, forward_ns=forward_ns, backward_ns=backward_ns)
+    return findings(replace(run, calls=calls))
 
 
 def test_dense_gradients_of_an_embedding_cost_their_unused_rows() -> None:
