@@ -200,6 +200,7 @@ COPIES_HOST: Final = Words("host_to_device device_to_host h2_d d2_h hto_?d dto_?
 COPIES_TO_DEVICE: Final = Words("host_to_device h2_d hto_?d", digits=True)
 COPIES_WITHIN: Final = Words("device_to_device d2_d dto_?d", digits=True)
 PAGEABLE: Final = Words("pageable")
+PINNED: Final = Words("pinned")
 # Letters of CANN's operators in the patterns of FUSED_OPERATIONS.
 _STEPS: Final = (
     (Words("^cast$"), "c"),

@@ -85,6 +85,20 @@ def test_exposed_pageable_copy_is_named(tmp_path: Path) -> None:
 def test_exposed_pinned_copy_is_not_called_pageable(tmp_path: Path) -> None:
     (finding,) = advice(steps(tmp_path / "run.db", at=0, takes=4 * MS)).findings
     assert "pageable" not in finding.text
+    assert "pin_memory" not in finding.advice  # It is pinned already.
+    (finding,) = advice(steps(tmp_path / "2.db", at=0, takes=4 * MS, memory="Pageable")).findings
+    assert "pin_memory=True" in finding.advice
+
+
+@pytest.mark.parametrize(("copies_ms", "hidden"), [(4, True), (9, False)])
+def test_copies_that_take_most_of_the_time_cannot_be_overlapped(
+    tmp_path: Path, copies_ms: int, hidden: bool
+) -> None:
+    takes = copies_ms * MS
+    path = steps(tmp_path / "run.db", at=0, takes=takes, computing=(takes, 10 * MS))
+    (finding,) = advice(path).findings
+    assert ("overlap the copies" in finding.advice) == hidden
+    assert ("little to overlap them with" in finding.text) != hidden
 
 
 @pytest.mark.parametrize(("copies_ms", "kind"), [(2, "host_bound"), (5, "exposed_copies")])

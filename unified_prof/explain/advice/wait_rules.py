@@ -45,6 +45,7 @@ from unified_prof.recording.recording import Recording
 SET_UP_SHARE, SET_UP_NS, SET_UP_PART = 0.8, 2_000_000_000, 0.2
 # Offloaded weights: minimum size, copies of a size per step, and number of such sizes.
 LARGE_BYTES, MIN_REPEATED, MIN_SIZES = 1 << 20, 8, 3
+MOST_TIME = 0.8  # If copies take this share of the time, overlap hides less than a quarter of them.
 
 
 def _without_set_up(context: DeviceContext, copies: Flags, size: Ints) -> Flags:
@@ -76,13 +77,21 @@ def exposed_copies(context: DeviceContext) -> Iterator[Cause]:
     gaps = _sync_gaps(context)
     gaps = gaps.take(gaps.copies)
     size = np.maximum(context.task_column("MEMCPY_INFO", "size")[rows], 0)
-    pageable = _are_pageable(context, rows)
-    is_pageable = 2 * int(alone_ns[pageable].sum()) > exposed_ns
+    pageable = _are_in(context, rows, names.PAGEABLE)
+    pinned = _are_in(context, rows, names.PINNED)
+    is_pageable, is_pinned = (
+        2 * int(alone_ns[memory].sum()) > exposed_ns for memory in (pageable, pinned)
+    )
     memory = "; most of it is from or to pageable memory" if is_pageable else ""
     to_device = context.matches(context.operator[rows], names.COPIES_TO_DEVICE)
     what, keep = plural(len(rows), "copy", "copies") + " between host and device", "the data"
     if repeated := _repeated_sizes(size[to_device], len(context.steps)):
         what, keep = f"probably offloaded weights, {repeated}", "weights"
+    tries = "pin_memory=True, " * (not is_pinned) + "non_blocking=True, a separate stream"
+    tries = f"overlap the copies: {tries}; or keep {keep} on the device"
+    if context.share(exposed_ns) > MOST_TIME:
+        memory += "; there is little to overlap them with"
+        tries = f"keep {keep} on the device, or copy less: fewer times, or in a smaller dtype"
     # From pinned memory, the host does not wait for the device to begin the copy.
     staged = pageable & context.matches(context.operator[rows], names.COPIES_TO_DEVICE)
     call = context.recording.host_calls.launching(
@@ -93,8 +102,7 @@ def exposed_copies(context: DeviceContext) -> Iterator[Cause]:
         exposed_ns + int(gaps.cost_ns.sum()),
         f"exposed copies: {what}, {percent(context.share(exposed_ns))} of the time without overlap"
         f"{memory}",
-        advice="overlap the copies: pin_memory=True, non_blocking=True, a separate stream; or "
-        f"keep {keep} on the device",
+        advice=tries,
         sure="certain",
         change=context.saving(rows, alone_ns)
         | _without_waits(context, gaps)
@@ -124,14 +132,14 @@ def _repeated_sizes(size: Ints, steps: int) -> str:
     return f"{int(count[often].sum())} copies of {', '.join(most[:-1])} and {most[-1]}"
 
 
-def _are_pageable(context: DeviceContext, copies: Ints) -> Flags:
-    """Return which copies are from or to pageable memory; none if it was not recorded."""
+def _are_in(context: DeviceContext, copies: Ints, memory: Words) -> Flags:
+    """Return which copies are from or to a kind of memory; none if it was not recorded."""
     recording = context.recording
     if "UPROF_GPU_TASKS" not in recording.source.tables:
         return np.zeros(len(copies), bool)
     name = context.task_column("UPROF_GPU_TASKS", "name")[copies]
     ids = np.unique(name)
-    matching = [names.PAGEABLE(text) for text in recording.strings.texts(ids.tolist())]
+    matching = [memory(text) for text in recording.strings.texts(ids.tolist())]
     result: Flags = np.isin(name, ids[np.array(matching, bool)])
     return result
 
