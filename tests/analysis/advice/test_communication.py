@@ -333,6 +333,30 @@ def test_one_long_wait_is_named(tmp_path: Path, late: int) -> None:
     assert ("the first recorded one of its group" in text) == (late == 0)
 
 
+@pytest.mark.parametrize(
+    ("late", "ranks", "named"), [((6,), 8, True), ((5, 6), 8, False), ((1,), 3, False)]
+)
+def test_the_only_late_peer_of_a_long_wait_is_named(
+    tmp_path: Path, late: tuple[int, ...], ranks: int, named: bool
+) -> None:
+    """Of two peers, as in a ring, each may wait for another rank itself."""
+    start, end = 150 * US, 750 * US
+    with RunWithCollectives(tmp_path / "run.db", revision="latest") as run:
+        run.step(0, 0, STEP)
+        run.kernel(0, 100 * US)
+        for begin in (100 * US, 750 * US, 800 * US):
+            run.all_reduce(begin, begin + 50 * US, 4 * MIB)
+        run.all_reduce(start, end, 4 * MIB)
+        for peer in range(1, ranks):
+            until = start + 560 * US if peer in late else start + 10 * peer * US
+            task = run.task(start, until, "Notify Wait", stream=8 + peer)
+            run.row("COMMUNICATION_TASK_INFO", globalTaskId=task, opId=4, dstRank=peer, size=0)
+    text = findings_by_kind(tmp_path / "run.db")["waiting_for_ranks"].text
+    clause = "in one all_reduce, which waits for rank 6 of its group 490 µs longer than for any"
+    assert (clause in text) == named
+    assert ("which waits for rank" in text) == named
+
+
 def test_many_small_messages_cost_their_latency(tmp_path: Path) -> None:
     large = (0, 100 * US, 10 * MIB)
     small = tuple((500 * US + at * 10 * US, 510 * US + at * 10 * US, 65536) for at in range(40))

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from unified_prof.arrays import intervals
 from unified_prof.arrays.grouping import Ints, Lookup, Runs, by_key
+from unified_prof.base.columns import NO_RANK
 from unified_prof.base.text import scaled
 from unified_prof.explain.advice.device_context import (
     Cause,
@@ -43,6 +44,8 @@ WAITS, NOISE = 0.25, 4.0
 # Minimum number of messages of one kind and group, each as large or larger, whose fastest defines
 # the transfer time.
 MIN_COMPARABLE = 3
+# Minimum number of ranks that a message waits for, to say that it waits for one of them.
+MIN_PEERS = 3
 # Below this size a message costs its latency: a link of 25 GB/s moves 1 MiB in 40 µs.
 SMALL_BYTES = 1 << 20
 SMALL_SDMA_BYTES = 16 << 20  # The same for SDMA of an NPU (MindStudio advisor's threshold).
@@ -171,7 +174,34 @@ class Messages:
         is_first = self.start[at] == messages.start_ns[same].min()
         first = ", the first recorded one of its group: connection setup, or ranks that start late"
         kind = messages.kinds[int(messages.kind[row])]
-        return f"; {duration(int(wait_ns[at]))} of it in one {kind}{first * bool(is_first)}"
+        why = self._late_peer(at, float(wait_ns[at])) or first * bool(is_first)
+        return f"; {duration(int(wait_ns[at]))} of it in one {kind}{why}"
+
+    def _late_peer(self, at: int, wait_ns: float) -> str:
+        """Return a clause on the rank that a message waits for longer than for all others.
+
+        An NPU waits for each peer in a task. If peers form a ring, there are only two, and each
+        may itself wait for another rank.
+        """
+        recording = self._context.recording
+        columns = {"task": "globalTaskId", "rank": f"coalesce(dstRank, {NO_RANK})", "size": "size"}
+        parts = recording.source.integers("COMMUNICATION_TASK_INFO", columns)
+        tasks, row = recording.tasks, Lookup(recording.tasks.identity).rows(parts["task"])
+        waits = (row >= 0) & (parts["rank"] != NO_RANK) & (parts["size"] <= 0)
+        row, rank = row[waits], parts["rank"][waits]
+        start_ns, end_ns = tasks.start_ns[row], tasks.end_ns[row]
+        inside = (start_ns >= self.start[at]) & (end_ns <= self.end[at])
+        peers, number = np.unique(rank[inside], return_inverse=True)
+        if len(peers) < MIN_PEERS:
+            return ""
+        longest_ns = np.zeros(len(peers), np.int64)
+        np.maximum.at(longest_ns, number, (end_ns - start_ns)[inside])
+        second_ns, first_ns = np.sort(longest_ns)[-2:].tolist()
+        if first_ns < 2 * second_ns or 2 * first_ns < wait_ns:
+            return ""
+        peer = int(peers[longest_ns.argmax()])
+        later = duration(first_ns - second_ns)
+        return f", which waits for rank {peer} of its group {later} longer than for any other"
 
     def evidence(self, selected: Flags | None = None) -> Sequence[Evidence]:
         """Return the kinds and sizes of messages with the longest total time."""
