@@ -72,6 +72,20 @@ def test_compilation_on_the_queue_thread_costs_its_time(tmp_path: Path) -> None:
     assert saving_ns(finding) == pytest.approx(9 * MS, rel=0.05)
 
 
+@pytest.mark.parametrize("behind", [True, False])
+def test_compilation_is_in_the_function_that_enqueued_it(tmp_path: Path, behind: bool) -> None:
+    """The program is in another function when the queue thread compiles the operator."""
+    with QueuedRun(tmp_path / "run.db") as run:
+        for begin in run.steps(6, 10 * MS):
+            run.call(begin, begin + 4 * MS, "train.py(9): forward", kind=50003)
+            run.call(begin + 4 * MS, begin + 9 * MS, "train.py(20): update", kind=50003)
+            begun = begin + (5 if behind else 1) * MS
+            call = "aclopCompileAndExecute"
+            run.queued(begin + MS - US, begun, begun + 3 * MS, takes=MS, call=call)
+    text = findings_by_kind(tmp_path / "run.db")["compile_stalls"].text
+    assert "longest in forward at train.py:9" in text
+
+
 def test_compilation_explains_the_slow_step_in_which_it_was_enqueued(tmp_path: Path) -> None:
     lengths = [10 * MS] * 4 + [40 * MS] + [10 * MS] * 3
     findings = findings_by_kind(write_queued(tmp_path / "run.db", lengths, compiles=[4]))

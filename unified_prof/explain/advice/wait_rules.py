@@ -237,7 +237,9 @@ def _stalls(
     count = len(intervals.merge(start[rows], end[rows]))
     often = times(count) + (" after the first step" if len(context.steps) > 1 else "")
     longest = rows[int((end - start)[rows].argmax())]
-    place = context.host_code.place(int(start[longest]), int(end[longest]))
+    # The program enqueued it there, and may be elsewhere when a thread behind it runs it.
+    begin_ns = int(enqueued[longest])
+    place = context.host_code.place(begin_ns, begin_ns + int((end - start)[longest]))
     often += f", longest in {place}" * bool(place)
     yield context.finding(
         cost,
