@@ -587,6 +587,12 @@ class Advice(Displayed):
     # Number of gaps not analyzed, because a pause without steps looks like a slow host.
     pauses: int = 0
     paused_ms: float = 0.0  # Total time of these gaps on the device with the highest total, ms.
+    # Call that the host is in for most of the longest of these gaps; None: unknown, or none.
+    paused_in: str | None = None
+    # Without steps, time from the first host call to the first device task, if it is longer than
+    # the analyzed time, ms, and the call that takes most of it.
+    before_ms: float | None = None
+    before_in: str | None = None
     # Share of the device time in graph replays whose operations were recorded only in the capture.
     replayed_share: float = 0.0
     # File beside the recording that probably has the capture of these graphs; None: not found.

@@ -172,10 +172,10 @@ def _analyzed_part(advice: Advice) -> str:
         return "no times recorded"
     length = names.format_duration(advice.step_ms * 1e6)
     if not advice.steps:
-        why = " (without steps, a pause cannot be distinguished from a slow host)"
-        return "; ".join(
-            [f"{length}, no steps recorded", *(one + why for one in excluded_part(advice))]
-        )
+        excluded = excluded_part(advice)
+        if advice.pauses and not advice.paused_in:
+            excluded[0] += " (without steps, a pause cannot be distinguished from a slow host)"
+        return "; ".join([f"{length}, no steps recorded", *excluded])
     many = "1 step" if advice.steps == 1 else f"{advice.steps} steps"
     several = f"{many}, {advice.statistic} {length}"
     return (

@@ -432,10 +432,22 @@ def excluded_part(advice: Advice) -> list[str]:
         first = ["the first step"] * (advice.steps < advice.recorded_steps > 2)
         long = [f"steps of more than three medians, in total {length}"] * bool(advice.pauses)
         return [f"not analyzed: {', '.join(first + long)}"] if first or long else []
-    if not advice.pauses:
-        return []
-    gaps = "a gap of" if advice.pauses == 1 else f"{advice.pauses} gaps, in total"
-    return [f"not analyzed: {gaps} {length}, in which the device is idle"]
+    parts = []
+    if advice.pauses:
+        several = advice.pauses > 1
+        gaps = f"{advice.pauses} gaps, in total" if several else "a gap of"
+        parts.append(f"not analyzed: {gaps} {length}, in which the device is idle")
+        if advice.paused_in:
+            where = "in the longest, the host is" if several else "the host is"
+            parts[0] += f"; {where} mostly in {neutral(advice.paused_in)}"
+    if advice.before_ms:
+        before = (
+            f"not analyzed: {format_duration(advice.before_ms * 1e6)} before the first device task"
+        )
+        parts.append(
+            before + (f", mostly in {neutral(advice.before_in)}" if advice.before_in else "")
+        )
+    return parts
 
 
 def analysis_notes(advice: Advice, path: str) -> list[str]:
@@ -443,7 +455,7 @@ def analysis_notes(advice: Advice, path: str) -> list[str]:
     excluded = excluded_part(advice)
     if excluded and not advice.steps and any(one.cost_ms_per_step for one in advice.findings):
         rest = format_duration((advice.step_ms or 0.0) * 1e6)
-        excluded = [f"{excluded[0]}; costs are shares of the other {rest}"]
+        excluded[-1] += f"; costs are shares of the other {rest}"
     return [*excluded, *replay_notes(advice, path)]
 
 

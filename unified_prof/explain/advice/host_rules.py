@@ -19,6 +19,7 @@ from unified_prof.explain.advice.device_context import (
     DeviceContext,
     code_place,
 )
+from unified_prof.explain.advice.host_calls import call_with_place
 from unified_prof.explain.advice.idle_segments import (
     COVERED_SHARE,
     EVIDENCE_ROWS,
@@ -584,7 +585,7 @@ def _single_event(context: DeviceContext, idle: IdleSegments) -> str:
 
 def _call_in_longest(context: DeviceContext, idle: IdleSegments) -> str:
     """Return the call, operation and line that the launching thread is in for most of a gap."""
-    calls, framework = context.recording.host_calls, context.recording.framework
+    calls = context.recording.host_calls
     if not len(calls):
         return ""
     gap = int(idle.length_ns.argmax())
@@ -595,13 +596,4 @@ def _call_in_longest(context: DeviceContext, idle: IdleSegments) -> str:
     at = rows[[int(overlap.argmax())]]
     if overlap.max() < COVERED_SHARE * idle.length_ns[gap]:
         return ""
-    text = context.recording.strings.get(int(calls.name[at][0])) or "(unnamed call)"
-    if framework is None:
-        return text
-    around = framework.places_at(calls.thread[at], calls.start_ns[at])
-    if around[0] < 0:
-        return text
-    names, number = framework.names(around)
-    stacks, stack = framework.stacks(around)
-    line = (stacks[int(stack[0])] or "").rpartition("\n")[2]
-    return f"{text} of {names[int(number[0])]}" + (f" at {line}" if line else "")
+    return call_with_place(context.recording, int(at[0]))

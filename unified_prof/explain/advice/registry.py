@@ -30,6 +30,7 @@ from unified_prof.explain.advice import (
     wait_rules,
 )
 from unified_prof.explain.advice.device_context import Cause, DeviceContext
+from unified_prof.explain.advice.host_calls import before_tasks, longest_call
 from unified_prof.explain.advice.idle_segments import (
     EVIDENCE_ROWS,
     MIN_SHARE,
@@ -321,6 +322,7 @@ def advise(recording: Recording, *, quick: bool = False) -> Advice:
     pauses = max((one.pauses for one in contexts), key=lambda one: one.total_ns, default=EMPTY)
     step_ns = 0.0 if longest is None else longest.analyzed_ns / longest.step_count
     found = {finding.kind for finding in findings}
+    before = before_tasks(recording, longest.device, longest.analyzed_ns) if longest else EMPTY
     return Advice(
         findings=tuple(ranked(findings, step_ns / 1e6)),
         not_judged=tuple(skipped),
@@ -331,6 +333,9 @@ def advise(recording: Recording, *, quick: bool = False) -> Advice:
         together_ms=together_ms,
         pauses=len(pauses),
         paused_ms=round(pauses.total_ns / 1e6, 6),
+        paused_in=longest_call(recording, pauses),
+        before_ms=round(before.total_ns / 1e6, 6) if len(before) else None,
+        before_in=longest_call(recording, before),
         replayed_share=round(_replayed_share(recording), 4),
         complete=not only_cheap,
     )
@@ -421,7 +426,7 @@ def _priced(
                 excess_ms += max(cost - most_ms, 0.0)
                 cost = min(cost, most_ms)
                 named_ms = cause.finding.figures["idle_ns"] / per_step
-                cause = _with_other_idle(cause, (cost - named_ms) / step_ms)
+                cause = _with_other_idle(cause, named_ms / step_ms, cost / step_ms)
             if cost <= least_ms:
                 # Others explain this time, or hide it as long as they are not fixed.
                 hidden = WARN_SHARE if cause.finding.sure != "possible" else UNSURE_HIDDEN_SHARE
@@ -445,13 +450,18 @@ def _priced(
     return findings, round(together_ms, 6)
 
 
-def _with_other_idle(cause: Cause, share: float) -> Cause:
+def _with_other_idle(cause: Cause, named_share: float, cost_share: float) -> Cause:
     """Name the share of the step by which the cost exceeds the idle time in a cause's text."""
-    if share < SHOWN_SHARE:
+    if cost_share - named_share < SHOWN_SHARE:
         return cause
     # The cost stays above: the replay also hides latencies and waits that follow late launches.
     named, *clauses = cause.finding.text.split("; ")
-    named += f", and {percent(share)} for other reasons that a faster host removes"
+    # The parts of a list add up to the share before it.
+    named = named.replace(
+        f" {percent(named_share)} of the time: ", f" {percent(cost_share)} of the time: "
+    )
+    others = percent(cost_share - named_share)
+    named += f", and {others} for other reasons that a faster host removes"
     return replace(cause, finding=replace(cause.finding, text="; ".join([named, *clauses])))
 
 
