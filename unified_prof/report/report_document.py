@@ -176,7 +176,7 @@ def _add_headline(document: Document, figures: Figures) -> None:
     if parts and not devices:
         document.table(_part_columns(summary), caption="Parts of the median iteration")
     if devices:
-        document.table(device_columns(devices))
+        document.table(device_columns(devices, figures.why_idle))
 
 
 def _has_functions(summary: Summary) -> bool:
@@ -264,9 +264,7 @@ def step_parts(device: DeviceTime, why: Iterable[IdleReasons]) -> list[tuple[str
 
     The parts add up to that time. Work that was probably not recorded is no idle time.
     """
-    unrecorded_ns = sum(
-        one.unrecorded_ns for one in why if one.step is None and one.device == device.device
-    )
+    unrecorded_ns = _unrecorded_ns(why).get(device.device, 0)
     time = device.share_basis
     exposed_ns = (time.communication_ns or 0) - (time.overlap_ns or 0)
     parts = [
@@ -277,6 +275,11 @@ def step_parts(device: DeviceTime, why: Iterable[IdleReasons]) -> list[tuple[str
         ("idle", time.idle_ns - unrecorded_ns),
     ]
     return [(name, ns) for name, ns in parts if ns > 0]
+
+
+def _unrecorded_ns(why: Iterable[IdleReasons]) -> dict[str, int]:
+    """Return the time of each device in which work probably ran that was not recorded."""
+    return {one.device: one.unrecorded_ns for one in why if one.step is None}
 
 
 def iteration_parts(totals: Totals) -> list[tuple[str, int]]:
@@ -419,15 +422,16 @@ def _idle_reasons(found: Iterable[IdleReasons], devices: Sequence[DeviceTime]) -
     whole = [one for one in found if one.step is None and one.idle_ns > least_ns[one.device]]
     lines = []
     for one in whole:
-        parts = sorted(((one.reason_ns(reason), reason) for reason in REASONS), reverse=True)
+        # Work that was probably not recorded is no idle time.
+        parts = [(one.reason_ns(reason), reason) for reason in REASONS if reason != "unrecorded"]
+        idle_ns = one.idle_ns - one.unrecorded_ns
         told = "; ".join(
-            f"{IN_WORDS[reason]} {names.format_duration(ns)} "
-            f"({names.format_share(ns, one.idle_ns)})"
-            for ns, reason in parts
+            f"{IN_WORDS[reason]} {names.format_duration(ns)} ({names.format_share(ns, idle_ns)})"
+            for ns, reason in sorted(parts, reverse=True)
             if ns
         )
         within = "steps" if one.device in stepped else "window"
-        told = f"{names.format_duration(one.idle_ns)} in {within}: {told}"
+        told = f"{names.format_duration(idle_ns)} in {within}" + f": {told}" * bool(told)
         lines.append(f"{names.neutral(one.device)}, {told}" if len(whole) > 1 else told)
     return lines
 
@@ -514,8 +518,9 @@ def extra_column(key: str) -> tuple[str, Callable[..., str]]:
     return key.replace("_", " "), names.format_number
 
 
-def device_columns(devices: tuple[DeviceTime, ...]) -> list[Column]:
+def device_columns(devices: tuple[DeviceTime, ...], why: Iterable[IdleReasons]) -> list[Column]:
     """Return the table of device times, within steps if they are known."""
+    unrecorded = _unrecorded_ns(why)
 
     def part(value_of: Callable[[DeviceTime], int | None]) -> tuple[str, ...]:
         return tuple(
@@ -535,8 +540,13 @@ def device_columns(devices: tuple[DeviceTime, ...]) -> list[Column]:
         Column("communication", part(lambda one: one.communication_ns)),
         Column("overlapped", part(lambda one: one.overlap_ns), importance=7),
         Column("copies", part(lambda one: one.copy_ns), importance=6),
-        Column("idle" if stepped else "idle in window", part(lambda one: one.idle_ns)),
     ]
+    basis = [(one.share_basis, unrecorded.get(one.device, 0)) for one in devices]
+    if any(ns for _, ns in basis):
+        work = tuple(_time_column(ns, one.window_ns) for one, ns in basis)
+        result.append(Column(IN_WORDS["unrecorded"], work))
+    idle = tuple(_time_column(one.idle_ns - ns, one.window_ns) for one, ns in basis)
+    result.append(Column("idle" if stepped else "idle in window", idle))
     if stepped:
         window = tuple(names.format_duration(one.window_ns) for one in devices)
         idle = tuple(_time_column(one.idle_ns, one.window_ns) for one in devices)

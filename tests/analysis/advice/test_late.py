@@ -8,7 +8,7 @@ import pytest
 
 from tests.analysis.advice.faulty_runs import MS, US, FaultyRun, advice, findings_by_kind, saving_ns
 from unified_prof.explain.api import open_analyses
-from unified_prof.report.report_document import step_parts
+from unified_prof.report.report_document import device_columns, step_parts
 
 STEP = 10 * MS
 
@@ -94,11 +94,16 @@ def test_synchronization_until_a_gap_ends_is_unrecorded(tmp_path: Path, returns_
     findings = findings_by_kind(tmp_path / "run.db")
     with open_analyses(tmp_path / "run.db") as (analysis,):
         idle = next(one for one in analysis.why_idle() if one.step is None)
-        parts = dict(step_parts(analysis.summary.devices[0], analysis.why_idle()))
+        devices = analysis.summary.devices
+        parts = dict(step_parts(devices[0], analysis.why_idle()))
+        columns = {one.heading: one.cells for one in device_columns(devices, analysis.why_idle())}
     late = idle.unrecorded_ns if returns_late else idle.launched_ns
     assert (late >= 5 * 8 * MS, idle.unrecorded_ns > 0) == (True, returns_late)
     assert parts.get("unrecorded work", 0) == idle.unrecorded_ns
-    assert sum(parts.values()) == analysis.summary.devices[0].share_basis.window_ns
+    assert sum(parts.values()) == devices[0].share_basis.window_ns
+    assert ("unrecorded work" in columns) == returns_late
+    share = f"({100 * parts['idle'] / sum(parts.values()):.1f} %)"
+    assert columns["idle"][0].endswith(share)  # the same in the table as in the bar
     if returns_late:
         finding = findings["unrecorded_work"]
         assert "the host waits in cudaDeviceSynchronize" in finding.text
