@@ -359,7 +359,7 @@ def synchronising_calls(context: DeviceContext) -> Iterator[Cause]:
         f"synchronization: the device is idle for {percent(share)} of the time after the host "
         f"waited for it ({times(count)}{where})"
         + f"; most of it while the host runs {work}" * bool(work)
-        + ("; later the host catches up with launches" if share < WARN_SHARE else "")
+        + ("; then the host launches late until it catches up" if share < WARN_SHARE else "")
         # A server that waits for requests looks the same.
         + ("" if context.steps else "; no steps recorded, so these may be pauses between requests"),
         advice=advice,
