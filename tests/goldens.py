@@ -448,10 +448,9 @@ def options(command: click.Command, name: str = "uprof") -> Iterator[str]:
 
 def formulas(shape: str) -> Iterator[str]:
     """Yield the cost of each operation for tensors of a shape, and what an argument changes."""
-    numbers = range(20)
 
     def given(left_out: int) -> tuple[Any, ...]:
-        kept = [at < 7 and at != left_out for at in numbers]
+        kept = [at < 7 and at != left_out for at in range(20)]
         shapes = ";".join(shape if one else "" for one in kept)
         types = ";".join("c10::BFloat16" if one else "Scalar" for one in kept)
         return parsed(shapes, types).given
@@ -459,7 +458,7 @@ def formulas(shape: str) -> Iterator[str]:
     tensors = {left_out: given(left_out) for left_out in range(-1, 7)}
 
     def cost(name: str, left_out: int = -1, true: int = -1) -> str:
-        values = tuple("True" if at == true else "False" for at in numbers)
+        values = tuple("True" if at == true else "False" for at in range(20))
         formula = serving_formulas.formula_of(name)
         assert formula is not None
         return cost_text(lambda: formula(Arguments(tensors[left_out], values)))
@@ -469,7 +468,7 @@ def formulas(shape: str) -> Iterator[str]:
             continue
         yield f"{name}: {usual}\n"
         changed = {f"without {at}": cost(name, left_out=at) for at in range(7)}
-        changed |= {f"true {at}": cost(name, true=at) for at in numbers}
+        changed |= {f"true {at}": cost(name, true=at) for at in range(20)}
         for text in sorted({text for text in changed.values() if text != usual}):
             yield f"  {', '.join(key for key, one in changed.items() if one == text)}: {text}\n"
 

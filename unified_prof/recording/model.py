@@ -180,8 +180,7 @@ KINDS: dict[By, Kind] = {
         Kind(
             "step",
             "Steps",
-            "no complete step was recorded (call profiler.step() after each iteration, or "
-            "mark each with a range `step N`)",
+            "no complete step was recorded (call profiler.step(), or mark ranges `step N`)",
             detailed="note",
         ),
     )
@@ -245,12 +244,7 @@ class Row:
     @property
     def size_bytes(self) -> int | None:
         """Sum of the measured sizes, None if no size was measured."""
-        sizes = (
-            self.weight_bytes,
-            self.gradient_bytes,
-            self.activation_bytes,
-            self.allocated_bytes,
-        )
+        sizes = self.weight_bytes, self.gradient_bytes, self.activation_bytes, self.allocated_bytes
         known = [size for size in sizes if size is not None]
         return sum(known) if known else None
 

@@ -139,8 +139,9 @@ def write_slow_host(
     thread: int = 1,
     covered: float = 1.0,
     step_thread: int | None = None,
+    in_steps: int = 6,
 ) -> Path:
-    """Write steps in which the host works for 9 ms before one of its launches."""
+    """Write six steps in which the host works for 9 ms before a launch, first in a function."""
     with FaultyRun(path) as run:
         for step, begin in enumerate(run.steps(6, LONG_STEP)):
             if step_thread is not None:
@@ -156,7 +157,7 @@ def write_slow_host(
                 kernel=("copy_kernel", "aten::to"),
                 stream=7,
             )
-            if frame is not None:
+            if frame is not None and step < in_steps:
                 work = begin + 9_000 * US
                 end = work + round(covered * 9_000) * US
                 row = {"globalTid": thread, "name": run.text(frame)}
@@ -171,6 +172,15 @@ def test_python_function_that_delays_the_launch_is_named(tmp_path: Path) -> None
     assert (row["name"], row["line"]) == ("__iter__", "datasets/iterable_dataset.py:2301")
     assert row["next"] == "aten::to"
     assert "most in __iter__ at datasets/iterable_dataset.py:2301" in finding.text
+
+
+def test_gaps_of_other_code_are_not_counted_for_a_function(tmp_path: Path) -> None:
+    path = write_slow_host(tmp_path / "run.db", frame="a.py(1): f", in_steps=4)
+    rows = findings_by_kind(path)["host_bound"].evidence
+    found = {row["name"]: (row["count"], row["total_ns"]) for row in rows}
+    # The first of six steps is not analyzed.
+    assert found["f"] == (3, 3 * 9_010 * US)
+    assert found["before aten::to"] == (2, 2 * 9_010 * US)
 
 
 @pytest.mark.parametrize(

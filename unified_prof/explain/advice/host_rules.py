@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
-from numpy.typing import NDArray
 
 from unified_prof.arrays import intervals
 from unified_prof.arrays.grouping import Ints, by_key
 from unified_prof.arrays.intervals import IntervalSet
 from unified_prof.explain.advice.device_context import (
     FRAME,
-    MIN_NAMED_GAP_NS,
     Cause,
     DeviceContext,
     code_place,
 )
-from unified_prof.explain.advice.host_calls import call_with_place
+from unified_prof.explain.advice.host_calls import (
+    LONG_NS,
+    HostBoundGaps,
+    call_with_place,
+    host_bound_segments,
+    host_bound_spans,
+)
 from unified_prof.explain.advice.idle_segments import (
     COVERED_SHARE,
     EVIDENCE_ROWS,
     NO_IDLE,
     WARN_SHARE,
-    Flags,
     IdleSegments,
     duration,
     evidence_row,
@@ -44,13 +46,7 @@ from unified_prof.recording.python_frames import user_frame
 IDLE_SHARE = 0.10  # Minimum idle share (also MindStudio advisor's threshold).
 # A launch takes 5 to 10 µs on the host: shorter kernels cannot keep the host ahead.
 SMALL_NS = 10_000
-LONG_NS = 1_000_000  # Longer gaps are not caused by launching: the host does something else.
 LATENCY_SHARE = 0.05  # Minimum share of launch latency in host-bound time to be mentioned.
-
-# Functions in C: `<built-in method to of Tensor object>`; functions of torch are of a type object.
-_BUILT_IN = re.compile(
-    r"<built-in (?:function|method) (?P<function>\S+?)(?: of (?:type|(?P<owner>\w+)) object.*)?>"
-)
 
 _GRAPHS = "graphs if shapes are static"
 _FEWER_LAUNCHES = f"larger batch, torch.compile or fused operations, %s {_GRAPHS}"
@@ -61,8 +57,8 @@ def host_bound(context: DeviceContext) -> Iterator[Cause]:
     """Find idle time before tasks that the host had not launched yet."""
     if context.share(context.max_idle_ns(HOST, LAUNCHED, SYNCHRONIZING)) < IDLE_SHARE:
         return
-    found = _HostBoundGaps(context)
-    for idle in _host_bound_segments(context):
+    found = HostBoundGaps(context)
+    for idle in host_bound_segments(context):
         found.add(idle)
     cost, latency_ns, long, long_ns = found.idle_ns, found.latency_ns, found.long, found.long_ns
     if context.share(cost) < IDLE_SHARE:
@@ -82,7 +78,7 @@ def host_bound(context: DeviceContext) -> Iterator[Cause]:
     if breaks := _graph_breaks(context):
         text += breaks
         advice = f"remove graph breaks (TORCH_LOGS=graph_breaks shows reasons); {advice}"
-    why, settings = _npu_causes(context, _spans(context)) if context.is_npu else ("", "")
+    why, settings = _npu_causes(context, host_bound_spans(context)) if context.is_npu else ("", "")
     if 2 * long_ns > cost:
         text += (
             f"; {percent(long_ns / cost)} of it in {plural(long, 'gap')} of 1 ms or more, in "
@@ -105,7 +101,9 @@ def host_bound(context: DeviceContext) -> Iterator[Cause]:
             is_sure = False
     else:
         advice, text = advice + settings, text + why
-        loop, share = ("", 0.0) if context.quick else loop_of_operations(context, _spans(context))
+        loop, share = (
+            ("", 0.0) if context.quick else loop_of_operations(context, host_bound_spans(context))
+        )
         if share >= COVERED_SHARE:
             text += f"; {percent(share)} of it in {loop}"
             advice = f"compute all runs of the loop at once, or compile it; {advice}"
@@ -133,7 +131,7 @@ def host_bound(context: DeviceContext) -> Iterator[Cause]:
 
 def _initializing(context: DeviceContext) -> float:
     """Return the share of host-bound time in calls that a program usually makes once."""
-    idle = _spans(context)
+    idle = host_bound_spans(context)
     calls = intervals.EMPTY
     for wanted in (names.ALLOCATES, names.COMPILES, names.INITIALIZES):
         start, end, *_ = host_ranges(context.recording, wanted)
@@ -221,134 +219,6 @@ def _npu_causes(context: DeviceContext, idle: IntervalSet) -> tuple[str, str]:
 
 _ENVIRONMENT = "SELECT value FROM META_DATA WHERE name = 'ENV_VARIABLES'"
 _VERBOSE = re.compile(r'"(ASCEND_GLOBAL_LOG_LEVEL)"\s*:\s*"([01])"')
-
-
-def _host_bound_segments(context: DeviceContext) -> Iterator[IdleSegments]:
-    """Yield the idle time that the host causes and no other finding explains."""
-    for idle, host_bound in context.host_bound_windows():
-        # A short gap after a synchronization is its cost; a long one is work of the host.
-        is_work = (idle.reason == SYNCHRONIZING) & (idle.task >= 0)
-        is_work &= idle.length_ns >= MIN_NAMED_GAP_NS
-        segments = idle.take(host_bound | is_work).without(context.claimed)
-        if len(segments.task):
-            yield segments
-
-
-def _first_of_gap(task: NDArray[np.int32]) -> Flags:
-    """Return a mask of the first segment of each gap."""
-    return np.append(True, task[1:] != task[:-1])[: len(task)]
-
-
-def _spans(context: DeviceContext) -> IntervalSet:
-    """Return the idle time that the host causes and no other finding explains."""
-    idle = IdleSegments.concatenate(list(_host_bound_segments(context)))
-    return intervals.merge(idle.start_ns, idle.end_ns)
-
-
-class _HostBoundGaps:
-    """Sums of host-bound idle segments, and the longest gap before each operator.
-
-    Attributes:
-        idle_ns: Sum of all segments.
-        latency_ns: Sum of those after a launch.
-        gaps: Number of gaps.
-        long: Number of segments of LONG_NS or more.
-        long_ns: Sum of those.
-    """
-
-    def __init__(self, context: DeviceContext) -> None:
-        self._context = context
-        self.idle_ns = self.latency_ns = self.gaps = self.long = self.long_ns = 0
-        work = context.recording.work
-        _ = work.operator_numbers  # Adds the names of operators to the labels.
-        size = len(work.labels.texts)
-        self._total_ns, self._count = np.zeros(size), np.zeros(size, np.int64)
-        self._longest_ns, self._task, self._begin_ns = (np.zeros(size, np.int64) for _ in range(3))
-
-    @property
-    def longest_ns(self) -> int:
-        """Length of the longest segment."""
-        return int(self._longest_ns.max(initial=0))
-
-    def add(self, idle: IdleSegments) -> None:
-        """Add the segments of some complete gaps."""
-        length, is_first = idle.length_ns, _first_of_gap(idle.task)
-        is_long = length >= LONG_NS
-        self.idle_ns += int(length.sum())
-        self.latency_ns += int(length[idle.reason == LAUNCHED].sum())
-        # One task may end several segments.
-        self.gaps += int(is_first.sum())
-        self.long += int(is_long.sum())
-        self.long_ns += int(length[is_long].sum())
-        operator = self._context.recording.work.operator[idle.task]
-        size = len(self._count)
-        self._total_ns += np.bincount(operator, length, minlength=size)
-        self._count += np.bincount(operator[is_first], minlength=size)
-        most = self._longest_ns.copy()
-        np.maximum.at(most, operator, length)
-        # From last to first, so that the first of several is kept.
-        better = np.flatnonzero((length == most[operator]) & (length > self._longest_ns[operator]))
-        better = better[::-1]
-        at = operator[better]
-        self._longest_ns[at], self._task[at] = length[better], idle.task[better]
-        self._begin_ns[at] = idle.start_ns[better]
-
-    def longest(self) -> Sequence[Evidence]:
-        """Return the operations with the longest idle time before them, with their lines.
-
-        If a Python function or an annotation covers the longest gap before an operation, the row
-        has its name and line, and the operation as `next`.
-        """
-        context = self._context
-        rows: dict[tuple[str, str | None], dict[str, Any]] = {}
-        first: dict[tuple[str, str | None], int] = {}  # The operator with the longest gaps.
-        # The launching operation is looked up once per kind of task; kinds with the same one are
-        # merged.
-        order = np.argsort(-self._total_ns, kind="stable")
-        for number in order[: int((self._count > 0).sum())].tolist():
-            name, line = context.recording.work.place(int(self._task[number]))
-            start_ns = int(self._begin_ns[number])
-            new_row = evidence_row(f"before {name}", 0, 0, start_ns, line=line)
-            row = rows.setdefault((name, line), new_row)
-            first.setdefault((name, line), number)
-            row["count"] += int(self._count[number])
-            row["total_ns"] += int(self._total_ns[number])
-        result = sorted(rows.items(), key=lambda item: -int(item[1]["total_ns"]))[:EVIDENCE_ROWS]
-        for key, row in result:
-            start_ns, length_ns = row["start_ns"], int(self._longest_ns[first[key]])
-            if length_ns < MIN_NAMED_GAP_NS:
-                continue
-            task = int(self._task[first[key]])
-            cover = _covering_code(context, start_ns, start_ns + length_ns, task)
-            if cover is not None:
-                del row["name"]
-                row.pop("line", None)
-                row |= {**cover, "next": key[0]}
-        return [{"name": row["name"], **row} for _, row in result]
-
-
-def _covering_code(context: DeviceContext, begin: int, end: int, task: int) -> Evidence | None:
-    """Return the Python function or annotation that covers most of a gap as evidence, or None.
-
-    Only the thread that launched the task after the gap counts; if nothing ran there, as before
-    the backward pass, the thread of the steps.
-    """
-    calls = context.recording.host_calls
-    call = calls.launching(context.recording.work.connection[task : task + 1])
-    thread = int(calls.thread[call][0]) if call[0] >= 0 else None
-    code = context.host_code
-    covers = (code.covering(begin, end, one) for one in (thread, *context.step_threads))
-    found = next(filter(None, covers), None)
-    if found is None:
-        return None
-    # Functions in C and annotations have no line: the one of the function around them helps.
-    frame = next(filter(None, map(FRAME.match, found)), None)
-    own = FRAME.match(found[0])
-    line = {} if frame is None else {"line": f"{frame['file']}:{frame['line']}"}
-    name = own["name"] if own else found[0]
-    if built_in := _BUILT_IN.fullmatch(name):
-        name = ".".join(filter(None, (built_in["owner"], built_in["function"])))
-    return {"name": name, **line}
 
 
 def _short_kernels(context: DeviceContext) -> str:
