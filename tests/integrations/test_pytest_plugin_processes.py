@@ -16,6 +16,7 @@ from tests.integrations.test_pytest_plugin import PLUGIN, baselines
 from tests.processes import python
 from unified_prof.integrations.pytest_uprof import verdicts
 
+pytest_plugins = ["pytester"]  # Also if these tests run alone.
 pytestmark = pytest.mark.forks_of_commands
 
 SLEEPS = """
