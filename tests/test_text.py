@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unified_prof.base.text import printable, storable, us_text_to_ns
+from unified_prof.base.text import parsed_fact, printable, storable, us_text_to_ns
 
 _ANY_TEXT = st.text(st.characters(codec=None))
 
@@ -72,3 +72,12 @@ def test_names_that_are_not_utf_8_are_stored_as_escapes() -> None:
     def test_invalid_number_is_refused(text: str) -> None:
         with pytest.raises(ValueError, match="not a decimal number"):
             us_text_to_ns(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("[1, 2]", [1, 2]), (str([2**63 - 1]), [2**63 - 1]), (str([2**63]), []), ("[" * 9999, [])],
+)
+def test_damaged_facts_are_empty(text: str, expected: list[int]) -> None:
+    assert parsed_fact({"a": text}, "a", list) == expected
+    assert parsed_fact({"a": text}, "a", dict) == {}

@@ -159,11 +159,20 @@ def most_alike(name: str, candidates: Iterable[str]) -> str | None:
 T = TypeVar("T", dict[str, Any], list[Any], int)
 
 
+def _integer_of_64_bits(text: str) -> int:
+    if abs(value := int(text)) >= 2**63:
+        raise ValueError(text)
+    return value
+
+
 def parsed_fact(facts: Mapping[str, str], name: str, kind: type[T]) -> T:
-    """Return a fact that is JSON of a type; an empty value if it is unknown or damaged."""
+    """Return a fact that is JSON of a type; an empty value if it is unknown or damaged.
+
+    Integers above 64 bits are damaged: no figure is, and arithmetic with floats fails.
+    """
     found: Any = None
     with suppress(ValueError, RecursionError):
-        found = json.loads(facts.get(name, ""))
+        found = json.loads(facts.get(name, ""), parse_int=_integer_of_64_bits)
     return found if isinstance(found, kind) else kind()
 
 

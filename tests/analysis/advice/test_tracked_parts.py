@@ -420,7 +420,7 @@ def test_dense_gradients_of_an_embedding_cost_their_unused_rows() -> None:
     assert found.cost_ms_per_step == pytest.approx(0.8 * (20 + 0.75 * 40))
     few = facts | {"weight_types": '{"float32": 30000}'}
     assert "dense_embedding" not in passes("linear", few, **parts)
-    for none in ("[]", "[3]", "[[0, 0, 0]]", "{}"):
+    for none in ("[]", "[3]", "[[0, 0, 0]]", "[[9, 1, -8]]", "{}"):
         assert "dense_embedding" not in passes("embedding", {"dense_embeddings": none}, **parts)
 
 
@@ -434,6 +434,8 @@ def test_python_in_an_autograd_function_costs_its_passes(
     found = passes("Spike", facts).get("python_in_autograd")
     assert (found and found.cost_ms_per_step) == cost_ms
     assert "python_in_autograd" not in passes("linear", facts)
+    for none in ('{"Spike": 3}', '{"Spike": null}', '{"Spike": {"forward": 1}}', "[3]"):
+        assert "python_in_autograd" not in passes("Spike", {"python_functions": none})
 
 
 def test_padding_costs_its_share_of_the_passes() -> None:

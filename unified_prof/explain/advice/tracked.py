@@ -363,7 +363,9 @@ def dense_embedding(run: Tracked) -> Iterator[Finding]:
     tables = [
         one
         for one in parsed_fact(run.facts, "dense_embeddings", list)
-        if isinstance(one, list) and len(one) == 3 and all(isinstance(n, int) and n for n in one)
+        if isinstance(one, list)
+        and len(one) == 3
+        and all(isinstance(number, int) and number > 0 for number in one)
     ]
     size = sum(one[2] for one in tables)
     types = parsed_fact(run.facts, "weight_types", dict)
@@ -407,15 +409,16 @@ def python_in_autograd(run: Tracked) -> Iterator[Finding]:
     """Find autograd functions whose passes run NumPy or read single elements."""
     texts = run.calls.labels.texts
     for name, passes in parsed_fact(run.facts, "python_functions", dict).items():
-        rows = np.array([texts[one] == name for one in run.calls.name.tolist()], bool)
         columns = {"forward": run.calls.forward_ns, "backward": run.calls.backward_ns}
-        times = [ns for one, ns in columns.items() if one in passes and ns is not None]
+        noted = [one for one in columns if isinstance(passes, list) and one in passes]
+        rows = np.array([texts[one] == name for one in run.calls.name.tolist()], bool)
+        times = [ns for one in noted if (ns := columns[one]) is not None]
         cost = sum(int(np.maximum(ns[rows], 0).sum()) for ns in times)
         if (share := run.share(cost)) >= PART_SHARE:
             yield run.finding(
                 cost,
                 f"Python in autograd function: NumPy, or reads of single elements, in the "
-                f"{' and '.join(passes)} of {name}, {run.of_iteration(share)}",
+                f"{' and '.join(noted)} of {name}, {run.of_iteration(share)}",
                 advice="use torch operations on whole tensors, or a C++ extension",
                 sure="possible",
                 figures={"function": name, "share": round(share, 4)},
