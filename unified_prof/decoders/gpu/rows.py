@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import NOWHERE, Bools, Floats, Ints, Runs, find, positions
 from unified_prof.arrays.intervals import NONE
-from unified_prof.base.columns import MISSING, Sink
+from unified_prof.base.columns import MISSING, Cells, Sink
 from unified_prof.decoders.gpu.pools import (
     Collectives,
     Geometries,
@@ -440,14 +440,13 @@ class Parts:
             by_process[self.threads.process_ids[thread]] += count
         return by_process.most_common(1)[0][0] if by_process else 0
 
-    def new_rows(
-        self, start: Ints, end: Ints, dtype: np.dtype[Any], what: str
-    ) -> tuple[Rows, Bools]:
+    def new_rows(self, cells: Cells, dtype: np.dtype[Any], what: str) -> tuple[Rows, Bools]:
         """Return rows with only start and end (ns) set, and a mask of the valid rows.
 
         Rows without a time (NO_TIME) or with a negative duration are counted as anomalies, with
         the kind of event `what`.
         """
+        start, end = cells["start"], cells["end"]
         rows = missing(dtype, len(start))
         rows["start"], rows["end"] = start, end
         has_times = (np.abs(start) < _MAX_NS) & (np.abs(end) < _MAX_NS)

@@ -24,9 +24,8 @@ from unified_prof.base.columns import MISSING, NO_CATEGORY, NOT_AVAILABLE, Cells
 from unified_prof.decoders.gpu import rows as r
 from unified_prof.decoders.gpu.host_tables import RANGE_EVENT, write_annotations
 from unified_prof.decoders.gpu.pools import Collective, Collectives
-from unified_prof.decoders.gpu.rows import as_operation
-from unified_prof.decoders.nsys.columns import NO_ID, NO_TIME, Fields
-from unified_prof.decoders.nsys.other_events import write_payloads
+from unified_prof.decoders.gpu.rows import NO_TIME, as_operation
+from unified_prof.decoders.nsys.columns import NO_ID, Fields, write_payloads
 
 SCHEMAS = "NVTX_PAYLOAD_SCHEMA_ENTRIES"
 ENUMS = "NVTX_PAYLOAD_ENUM_ENTRIES"
@@ -441,14 +440,14 @@ class Ranges:
             self._annotations(_selected(cells, ~chosen), rest, RANGE_EVENT)
 
     def _operations(self, cells: Cells, operations: list[tuple[str, int, int, str]]) -> None:
-        rows, valid = self._fields.timed(self._ended(cells), r.HOST, "operation")
+        rows, valid = self._parts.new_rows(self._ended(cells), r.HOST, "operation")
         rows["thread"], valid = self._fields.on_threads(cells["globalTid"], valid, "operation")
         self._parts.add_marked_operations(rows, valid, operations)
         self.operations += int(np.count_nonzero(valid))
 
     def _annotations(self, cells: Cells, messages: list[str], kind: int) -> None:
         cells = self._ended(cells)
-        times, valid = self._fields.timed(cells, r.INTERVAL, "annotation")
+        times, valid = self._parts.new_rows(cells, r.INTERVAL, "annotation")
         threads, valid = self._fields.on_threads(cells["globalTid"], valid, "annotation")
         ends = threads
         if "endGlobalTid" in cells:

@@ -22,10 +22,10 @@ from unified_prof.base.columns import MISSING, Cells, Sink, Tables
 from unified_prof.decoders.gpu import host_tables
 from unified_prof.decoders.gpu import rows as r
 from unified_prof.decoders.gpu import task_tables as gpu_tables
-from unified_prof.decoders.gpu.rows import GpuRecording, Parts
+from unified_prof.decoders.gpu.rows import NO_TIME, GpuRecording, Parts
 from unified_prof.decoders.gpu.task_tables import NO_OPTIONS, Options
-from unified_prof.decoders.nsys import other_events, ranges
-from unified_prof.decoders.nsys.columns import NO_ID, NO_TIME, Fields, Texts
+from unified_prof.decoders.nsys import ranges
+from unified_prof.decoders.nsys.columns import NO_ID, Fields, Texts, read_others, write_metrics
 from unified_prof.decoders.nsys.ranges import NcclCalls, Payloads
 from unified_prof.decoders.spool import Rows
 from unified_prof.errors import RawFormatError
@@ -56,7 +56,7 @@ def read_calls(fields: Fields, nccl: NcclCalls) -> None:
     plain_names: dict[int, int] = {}
     failures: Counter[tuple[int, int]] = Counter()
     for cells in fields.tables.slices(CALLS, wanted):
-        rows, valid = fields.timed(cells, r.CALL, "runtime_call")
+        rows, valid = fields.parts.new_rows(cells, r.CALL, "runtime_call")
         packed = cells["globalTid"]
         rows["thread"], valid = fields.on_threads(packed, valid, "runtime_call")
         rows["name"] = _without_versions(fields, fields.names(cells["nameId"]), plain_names)
@@ -94,7 +94,7 @@ def read_waits(fields: Fields) -> None:
     records = _EventRecords(fields)
     wanted = r.null_values("start end globalPid", f"{_PLACE_IDS} syncType eventId eventSyncId")
     for cells in fields.tables.slices(WAITS, wanted):
-        rows, valid = fields.timed(cells, r.SYNC, "synchronization")
+        rows, valid = fields.parts.new_rows(cells, r.SYNC, "synchronization")
         packed = cells["globalPid"]
         processes = fields.processes(packed)
         kinds = cells["syncType"]
@@ -130,7 +130,7 @@ class _EventRecords:
             if "timestamp" not in fields.tables.columns(EVENTS):
                 continue
             timed = {"start": cells["timestamp"], "end": cells["timestamp"]}
-            rows, valid = fields.timed(timed, r.SYNC, "event_record")
+            rows, valid = fields.parts.new_rows(timed, r.SYNC, "event_record")
             rows["kind"] = fields.parts.names[_RECORD]
             rows["device"] = fields.devices_of_contexts(
                 packed, cells["contextId"], cells["deviceId"]
@@ -280,7 +280,7 @@ def _slices(fields: Fields, table: str, more: dict[str, int]) -> Any:
 
 
 def _task(fields: Fields, cells: Cells, what: str) -> tuple[Rows, Bools]:
-    rows, valid = fields.timed(cells, r.GPU_TASK, what)
+    rows, valid = fields.parts.new_rows(cells, r.GPU_TASK, what)
     packed = cells["globalPid"]
     rows["device"] = fields.devices(packed, cells["deviceId"])
     rows["stream"] = cells["streamId"]
@@ -489,13 +489,13 @@ def decode(path: object, tables: Tables, sink: Sink, options: Options = NO_OPTIO
             read_calls(fields, NcclCalls(fields, payloads))
             read_tasks(fields)
             read_waits(fields)
-            other_events.read_others(fields)
+            read_others(fields)
             last = session.window[1] if session.window is not None else session.duration_ns
             if last is None:
                 last = parts.span[1] if parts.span is not None else 0
             nvtx = ranges.Ranges(fields, payloads, last)
             nvtx.read()
-            other_events.write_metrics(fields)
+            write_metrics(fields)
             if parts.span is None:
                 message = f"{path}: has no events, its tables are empty"
                 raise RawFormatError(message, slug="empty-recording")

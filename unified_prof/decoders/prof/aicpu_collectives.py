@@ -61,11 +61,9 @@ class AicpuRecords:
 
 def read_aicpu(device: DeviceDirectory, sink: Sink) -> AicpuRecords:
     """Read the records of collectives on the AI CPUs of a device."""
-    file = device.data.get("aicpu")
-    if not device.runs_collectives_on_cpus:
-        file = None
     parts: dict[int, list[Rows]] = {_OPERATOR: [], _FLIP: [], _BOUND: [], _TASKS: []}
-    for piece in file.pieces("aicpu", magic=HOST_MAGIC) if file is not None else ():
+    is_read = device.runs_collectives_on_cpus
+    for piece in device.data.get("aicpu").pieces("aicpu", magic=HOST_MAGIC) if is_read else ():
         good = piece["magic"] == HOST_MAGIC
         count_marked(sink, "bad_magic_aicpu", ~good, "aicpu records")
         raw = piece.view(f"V{piece.dtype.itemsize}")  # keeps bytes that are in no field

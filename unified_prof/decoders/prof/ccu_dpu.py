@@ -108,7 +108,7 @@ def _missions(device: DeviceDirectory, tasks: DeviceTasks) -> Iterator[_Mission]
     loops: dict[_Key, _Mission] = {}
     waits: dict[_Key, _Mission] = {}
     for die in _DIES:
-        for records in sampling.pieces(device, f"ccu{die}.instr", "ccu_instr"):
+        for records in device.data.get(f"ccu{die}.instr").pieces("ccu_instr"):
             streams = tasks.streams.find(records["task_id"])
             streams = np.where(streams < 0, NO_STREAM, streams)
             for record, stream in zip(records, streams.tolist(), strict=True):
@@ -154,7 +154,7 @@ def _channel_delays(device: DeviceDirectory) -> dict[int, list[tuple[int, int]]]
     begin[list(_LATE_CHANNELS)] += 6
     found: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for die in _DIES:
-        for records in sampling.pieces(device, f"ccu{die}.stat", "ccu_stat"):
+        for records in device.data.get(f"ccu{die}.stat").pieces("ccu_stat"):
             words = records["words"].astype(np.uint64)
             ticks = words[:, begin] | words[:, begin + 1] << np.uint64(32)
             average = words[:, begin + 2]

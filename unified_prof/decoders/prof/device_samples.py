@@ -64,8 +64,7 @@ def decode_hbm(device: DeviceDirectory, sink: Sink) -> None:
     interval.
     """
     layout = "hbm_v2" if device.layout_version == "2.0" else "hbm_v1"
-    file = device.data.get("hbm")
-    found = 0 if file is None else file.count(layout)
+    found = device.data.get("hbm").count(layout)
     events = len(device.sample.text("hbm_profiling_events").split(","))
     if found < _HBM_RECORDS_PER_EVENT * events:
         detail = f"{device.data.path}/hbm.data: less than one complete sample"
@@ -73,7 +72,7 @@ def decode_hbm(device: DeviceDirectory, sink: Sink) -> None:
         return
     modes = np.array([sink.strings.intern("read"), sink.strings.intern("write")])
     samples = sampling.PreviousSamples()
-    for records in sampling.pieces(device, "hbm", layout):
+    for records in device.data.get("hbm").pieces(layout):
         exact = _sample_times(device, records)
         order = np.argsort(exact, kind="stable")
         records, times = records[order], exact[order]
@@ -198,7 +197,7 @@ def decode_npu_mem(device: DeviceDirectory, sink: Sink) -> None:
     layout = "npu_mem_v2" if device.layout_version == "2.0" else "npu_mem_v1"
     level_ids = np.asarray(sink.strings.intern_all(_NPU_MEM_LEVELS))
     for file_name in ("npu_mem", "npu_mem.app"):
-        for records in sampling.pieces(device, file_name, layout):
+        for records in device.data.get(file_name).pieces(layout):
             known = records["event"] < len(_NPU_MEM_LEVELS)
             detail = f"{device.data.path}: levels other than 0 and 1"
             chosen = kept(records, known, sink, "unknown_npu_mem_level", detail)
@@ -215,7 +214,7 @@ def decode_npu_mem(device: DeviceDirectory, sink: Sink) -> None:
 
 def decode_npu_module_mem(device: DeviceDirectory, sink: Sink) -> None:
     """Write NPU_MODULE_MEM (npu_module_mem.data): memory reserved by software modules."""
-    for records in sampling.pieces(device, "npu_module_mem", "npu_module_mem"):
+    for records in device.data.get("npu_module_mem").pieces("npu_module_mem"):
         sampling.write_samples(
             sink,
             device,
@@ -239,7 +238,7 @@ def decode_qos(device: DeviceDirectory, sink: Sink) -> None:
     names = [name for name in device.sample.text("qosEvents").split(",") if name.strip()]
     names = names[:_QOS_EVENTS]
     clock = sampling.device_clock(device, "qos.data")
-    for records in sampling.pieces(device, "qos", "qos"):
+    for records in device.data.get("qos").pieces("qos"):
         if not names:
             detail = f"{device.sample.path} has no qosEvents: the measured events are not known"
             sink.anomaly("qos_without_event_names", len(records), detail)
@@ -304,11 +303,8 @@ _NIC_HEADER = "rxPacket/s"
 
 def _decode_interface(device: DeviceDirectory, sink: Sink, kind: str) -> None:
     """Write NIC or ROCE (nic.data, roce.data; text), according to `kind`: one row per line."""
-    file = device.data.get(kind)
-    if file is None:
-        return
     clock = sampling.device_monotonic_clock(device, f"{kind}.data")
-    for lines in file.line_batches():
+    for lines in device.data.get(kind).line_batches():
         rows = _interface_rows(lines)
         found = sum(_NIC_HEADER not in line for line in lines)
         sampling.count_damaged(sink, device, kind, found - len(rows))
@@ -388,7 +384,7 @@ _PCIE_STATISTICS = ("Min", "Max", "Avg")
 def decode_pcie(device: DeviceDirectory, sink: Sink) -> None:
     """Write PCIE (pcie.data): bandwidths in bytes per second, latencies in ns."""
     clock = None
-    for records in sampling.pieces(device, "pcie", "pcie"):
+    for records in device.data.get("pcie").pieces("pcie"):
         clock = clock or sampling.device_monotonic_clock(device, "pcie.data")
         measured = records["values"][:, 1] >= records["values"][:, 0]
         detail = f"{device.data.path}: samples without a measurement"
@@ -408,7 +404,7 @@ def decode_unified_bus(device: DeviceDirectory, sink: Sink) -> None:
     The exporter keeps only 32 bits of both counters; this decoder keeps all 64.
     """
     clock = device.clocks.since_start_us
-    for records in sampling.pieces(device, "ub", "ub"):
+    for records in device.data.get("ub").pieces("ub"):
         sampling.write_samples(
             sink,
             device,
@@ -491,7 +487,7 @@ def _scheduler_samples(
         files.insert(0, "stars_soc")
     clock = None
     for file_name in files:
-        for piece in sampling.pieces(device, file_name, layout, STARS_MAGIC):
+        for piece in device.data.get(file_name).pieces(layout, magic=STARS_MAGIC):
             wanted = (piece["w0"] & _FUNCTION_BITS == function) & (piece["magic"] == STARS_MAGIC)
             if wanted.any():
                 clock = clock or sampling.device_clock(device, f"{file_name}.data")
@@ -513,8 +509,7 @@ def read_changes(device: DeviceDirectory) -> tuple[NDArray[np.uint64], Ints]:
     """
     pairs: list[NDArray[np.uint64]] = [np.zeros((0, 2), np.uint64)]
     for name in ("lpmFreqConv", "lpmInfoConv"):
-        file = device.data.get(name)
-        for piece in file.pieces("lpm_freq") if file is not None else ():
+        for piece in device.data.get(name).pieces("lpm_freq"):
             if name == "lpmInfoConv":
                 piece = piece[piece["kind"] == _FREQUENCY]
             words = piece["words"].reshape(len(piece), _ENTRIES, 2)

@@ -97,8 +97,7 @@ def read_dictionaries(data: DataFolder) -> Dictionaries:
 def _dictionary_lines(
     data: DataFolder, kind: str, result: Dictionaries
 ) -> Iterator[tuple[str, str]]:
-    file = data.host_file(kind)
-    for line in file.lines() if file is not None else ():
+    for line in data.host_file(kind).lines():
         key, separator, text = line.partition(":")
         if separator:
             yield key, text

@@ -94,15 +94,14 @@ class Timeline:
 def host_records(
     host: HostDirectory, envelope: str, kind: str, sink: Sink, *, prefix: str | None = None
 ) -> Iterator[Rows]:
-    """Yield the valid records of one kind in chunks; records with a wrong magic number are counted.
+    """Return the valid records of one kind in chunks; those with a wrong magic number are counted.
 
     `envelope` is `compact` or `additional`, `kind` the name of the file and the layout. `prefix` is
     `unaging` (static) or `aging` to read only these files; by default both, in this order.
     """
     name = f"{envelope}.{kind}"
     file = host.data.host_file(name) if prefix is None else host.data.get(f"{prefix}.{name}")
-    if file is not None:
-        yield from valid_records(file, kind, sink)
+    return valid_records(file, kind, sink)
 
 
 def valid_records(file: RawFile, kind: str, sink: Sink) -> Iterator[Rows]:
@@ -340,17 +339,15 @@ def read_calls(host: HostDirectory, timeline: Timeline, spool: Spool, sink: Sink
         calls["item"][named] = items.index_of(rows["item_id"][named])
         spool.append(calls)
 
-    file = host.data.host_file("api_event")
-    if file is not None:
-        for piece in valid_records(file, "api_event", sink):
-            is_event = piece["end"] == _EVENT
-            if is_event.any():
-                events.append(piece[is_event])
-                add(piece[~is_event])
-            else:
-                add(piece)
-        if events:
-            add(_pair_events(stacked(events), sink))
+    for piece in valid_records(host.data.host_file("api_event"), "api_event", sink):
+        is_event = piece["end"] == _EVENT
+        if is_event.any():
+            events.append(piece[is_event])
+            add(piece[~is_event])
+        else:
+            add(piece)
+    if events:
+        add(_pair_events(stacked(events), sink))
     return CallNames(types.values, items.values)
 
 

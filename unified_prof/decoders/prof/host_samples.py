@@ -134,9 +134,6 @@ def decode_host_disk(host: HostDirectory, sink: Sink) -> None:
     second; usage is the percentage of time spent waiting for the disk. Raises RawFormatError if the
     file has no start time, or sample.json has no sampling frequency.
     """
-    file = host.data.get("host_disk")
-    if file is None:
-        return
     frequency_hz = host.sample.decimal("host_disk_freq")
     if frequency_hz is None:
         raise RawFormatError(
@@ -145,7 +142,7 @@ def decode_host_disk(host: HostDirectory, sink: Sink) -> None:
     step_ns = float(NS_PER_S / frequency_hz)
     start_ns: int | None = None
     damaged, index = 0, 0
-    for lines in file.line_batches():
+    for lines in host.data.get("host_disk").line_batches():
         rows: list[tuple[float, float, float]] = []
         for line in lines:
             if match := _DISK_LINE.match(line):
@@ -353,9 +350,7 @@ def decode_os_calls(host: HostDirectory, sink: Sink) -> None:
     are computed in float64 microseconds, so their resolution is a quarter of a microsecond.
     """
     for kind, parse in (("host_syscall", _system_call), ("host_pthreadcall", _thread_call)):
-        file = host.data.get(kind)
-        if file is not None:
-            _decode_os_calls(host, sink, file, parse)
+        _decode_os_calls(host, sink, host.data.get(kind), parse)
 
 
 def _decode_os_calls(

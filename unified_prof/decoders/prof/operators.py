@@ -403,11 +403,10 @@ def _variable_records(
 ) -> tuple[Rows, NDArray[np.uint32]]:
     """Return the fixed parts of variable-length records, and the tensor list of each record."""
     head = record_type(_HEAD)
-    file = host.data.get(f"{prefix}.variable.{_KIND}")
     heads: list[bytes] = []
     lists: list[int] = []
     skipped = 0
-    for part in file.by_slice() if file is not None else ():
+    for part in host.data.get(f"{prefix}.variable.{_KIND}").by_slice():
         raw = part.read_bytes()
         for at, end in _spans(raw):
             record = np.frombuffer(raw, head, 1, at)[0]

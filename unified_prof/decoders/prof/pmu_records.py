@@ -297,7 +297,7 @@ def decode_task_pmu(device: DeviceDirectory, tasks: DeviceTasks, sink: Sink) -> 
         _decode_hwts(device, tasks, sink)
         return
     file = device.data.get(_FILE)
-    if file is None or device.platform not in _PLATFORMS:
+    if not file or device.platform not in _PLATFORMS:
         detail = f"{device.data.path}: AI core counters by task of platform {device.platform}"
         sink.anomaly("task_pmu_not_evaluated", 1, f"{detail} have no table in the database")
         return
@@ -336,9 +336,9 @@ def _decode_hwts(device: DeviceDirectory, tasks: DeviceTasks, sink: Sink) -> Non
     order = np.argsort(runs, kind="stable")
     task_row, runs = tasks.find(key)[order], runs[order]
     for kind, (name, _) in zip(kinds, HWTS_FILES, strict=False):
-        file, names = device.data.get(name), sink.strings.intern_all(kind.names)
+        names = sink.strings.intern_all(kind.names)
         seen = np.zeros(len(runs) + 1, np.int64)  # by first row of the ids in `runs`
-        for records in file.pieces("aicore_task", _PIECE_BYTES) if file is not None else ():
+        for records in device.data.get(name).pieces("aicore_task", _PIECE_BYTES):
             ids = (records["stream_word"] % 2048).astype(np.uint64) << np.uint64(16)
             ids |= records["task_id"]
             order = np.argsort(ids, kind="stable")

@@ -507,7 +507,7 @@ def _sample_records(
     are skipped and counted.
     """
     layout = "aicore_sample_v6" if device.has_wide_task_ids else "aicore_sample"
-    for piece in sampling.pieces(device, file_name, layout):
+    for piece in device.data.get(file_name).pieces(layout):
         ends = np.flatnonzero(piece["mode"] == _END_OF_FILE)
         records = piece[: ends[0]] if len(ends) else piece
         valid = records["count_num"] == events

@@ -122,9 +122,8 @@ def undecoded(prof: ProfDirectory) -> tuple[str, ...]:
                 f"{name} has platform_version {device.platform}: decoded like the most similar"
                 " platform, which may be wrong"
             )
-        file = device.data.get("aicpu")
         # Looks at records without counting them as read.
-        pieces = replace(file, read={}).pieces("aicpu") if file is not None else ()
+        pieces = replace(device.data.get("aicpu"), read={}).pieces("aicpu")
         if any(np.any(piece["type"] == _UNKNOWN_COLLECTIVE) for piece in pieces):
             found.append(
                 f"{name}: collectives of AI CPU kernels, records of type 6 (COMMUNICATION_*)"

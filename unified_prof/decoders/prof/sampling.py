@@ -22,21 +22,12 @@ _MAX_INT64_DIGITS = 19
 _LATEST_US = MAX_NS // 2000
 
 
-def pieces(
-    part: PartDirectory, file_name: str, layout: str, magic: int | None = None
-) -> Iterator[Rows]:
-    """Yield the records of a data file in chunks; nothing if it is missing (see `RawFile`)."""
-    file = part.data.get(file_name)
-    if file is not None:
-        yield from file.pieces(layout, magic=magic)
-
-
 def pieces_by_moment(
     part: PartDirectory, file_name: str, layout: str, time_field: str
 ) -> Iterator[Rows]:
     """Yield records in chunks; all records with the same time are in one chunk."""
     held: Rows | None = None
-    for piece in pieces(part, file_name, layout):
+    for piece in part.data.get(file_name).pieces(layout):
         records = piece if held is None else np.concatenate([held, piece])
         last = records[time_field] == records[time_field][-1]
         held = records[last]
@@ -200,11 +191,10 @@ def timed_blocks(part: PartDirectory, sink: Sink, kind: str) -> Iterator[tuple[i
 
     Lines before the first `time` line are counted as damaged.
     """
-    file = part.data.get(kind)
     time_ns: int | None = None
     block: list[str] = []
     damaged = 0
-    for lines in file.line_batches() if file is not None else ():
+    for lines in part.data.get(kind).line_batches():
         for line in lines:
             if not line.startswith("time "):
                 block.append(line)
@@ -255,8 +245,7 @@ def integer_rows(
     """
     rows: list[list[int]] = []
     damaged = 0
-    file = part.data.get(kind)
-    for lines in file.line_batches() if file is not None else ():
+    for lines in part.data.get(kind).line_batches():
         for line in lines[header_lines:]:
             values = integers(line.replace(":", " ", 1))
             if values is None or len(values) != fields or min(values) < 0:

@@ -159,12 +159,15 @@ _APP_SUFFIX = re.compile(r"(?P<name>.+\.app)\.\d+")
 
 @dataclass(frozen=True, slots=True)
 class RawFile:
-    """Slices of one kind of record, in reading order."""
+    """Slices of one kind of record, in reading order; false if there are none."""
 
     name: str
     streams: tuple[tuple[Slice, ...], ...]  # Streams of consecutive slices; usually there is one.
     # Bytes in valid records that were read so far, by file.
     read: dict[Path, int] = field(default_factory=dict, compare=False)
+
+    def __bool__(self) -> bool:
+        return bool(self.streams)
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -337,15 +340,13 @@ class DataFolder:
     # Bytes in valid records that were read so far, by file.
     read: dict[Path, int] = field(default_factory=dict, compare=False)
 
-    def get(self, *names: str) -> RawFile | None:
-        """Return the files with these names as one `RawFile`; None if all are missing."""
+    def get(self, *names: str) -> RawFile:
+        """Return the files with these names as one `RawFile`; it is false if all are missing."""
         found = [self.files[name] for name in names if name in self.files]
-        if not found:
-            return None
         streams = tuple(stream for file in found for stream in file.streams)
-        return RawFile(found[0].name, streams, self.read)
+        return RawFile(found[0].name if found else names[0], streams, self.read)
 
-    def host_file(self, kind: str) -> RawFile | None:
+    def host_file(self, kind: str) -> RawFile:
         """Return a host record file such as `compact.task_track`: unaging, then aging slices."""
         return self.get(f"unaging.{kind}", f"aging.{kind}")
 

@@ -456,8 +456,7 @@ def _read_stars_v6(device: DeviceDirectory, tasks: Spool, sink: Sink) -> None:
 
 def _hwts_marks(device: DeviceDirectory) -> Iterator[Rows]:
     """Yield the marks of the hwts log of platforms 1 and 4."""
-    file = device.data.get("hwts")
-    for piece in file.pieces("hwts_log") if file is not None else ():
+    for piece in device.data.get("hwts").pieces("hwts_log"):
         rows = piece[piece["w0"] & 0x7 <= _END]
         identity = (rows["stream_word"] % 2048).astype(np.uint64) << np.uint64(16) | rows["task_id"]
         yield _marks(identity, rows["timestamp"], rows["w0"] & 1 == 1, rows["task_type"])
@@ -478,8 +477,7 @@ def kernel_runs(device: DeviceDirectory, flips: Flips) -> tuple[Rows, NDArray[np
 
 
 def _stars_pieces(device: DeviceDirectory, layout: str, sink: Sink) -> Iterator[Rows]:
-    file = device.data.get("stars_soc")
-    for piece in file.pieces(layout, magic=STARS_MAGIC) if file is not None else ():
+    for piece in device.data.get("stars_soc").pieces(layout, magic=STARS_MAGIC):
         good = piece["magic"] == STARS_MAGIC
         yield kept(piece, good, sink, "bad_magic_stars_soc", "stars_soc records")
 
@@ -499,14 +497,12 @@ class Track:
 
 def read_track(device: DeviceDirectory, *, expanded: bool) -> Track:
     """Read the ts_track file of a device; a missing file gives an empty track."""
-    file = device.data.get("ts_track")
     steps: list[Rows] = [np.zeros(0, record_type("ts_step_trace"))]
     flips: list[Rows] = [np.zeros(0, record_type("ts_task_flip"))]
-    if file is not None:
-        for piece in file.pieces("ts_step_trace"):
-            function = piece["func_type"]
-            steps.append(piece[(function == _STEP) & (piece["tag_id"] == _MARK_TAG)])
-            flips.append(piece.view(record_type("ts_task_flip"))[function == _FLIP])
+    for piece in device.data.get("ts_track").pieces("ts_step_trace"):
+        function = piece["func_type"]
+        steps.append(piece[(function == _STEP) & (piece["tag_id"] == _MARK_TAG)])
+        flips.append(piece.view(record_type("ts_task_flip"))[function == _FLIP])
     flip = stacked(flips)
     mask = np.uint32(0x7FFF if expanded else _STREAM_MASK)
     return Track(

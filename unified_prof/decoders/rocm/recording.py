@@ -153,10 +153,6 @@ class Session:
         self.parts.activity.update(dict(enumerate(np.bincount(found).tolist())))
         return found
 
-    def timed(self, cells: Cells, dtype: np.dtype[Any], what: str) -> tuple[Rows, Bools]:
-        """Return new rows with start and end, and a mask of the valid ones."""
-        return self.parts.new_rows(cells["start"], cells["end"], dtype, what)
-
     def names(self, ids: Ints, texts: Mapping[int, str]) -> Ints:
         """Convert ids of `texts` to ids of the string pool."""
         names = self.parts.names
@@ -191,7 +187,7 @@ class Regions:
                     read({name: column[chosen] for name, column in cells.items()})
 
     def _api_calls(self, cells: Cells) -> None:
-        rows, valid = self._session.timed(cells, r.CALL, "runtime_call")
+        rows, valid = self._parts.new_rows(cells, r.CALL, "runtime_call")
         rows["thread"] = self._session.thread_numbers(cells)
         rows["name"] = self._session.names(cells["name_id"], self._session.strings)
         rows["correlation"] = self._session.events.correlations(cells["event_id"])
@@ -208,7 +204,7 @@ class Regions:
         operations = list(filter(None, parsed))
         if operations:
             marked = {name: column[chosen] for name, column in cells.items()}
-            rows, valid = self._session.timed(marked, r.HOST, "operation")
+            rows, valid = self._parts.new_rows(marked, r.HOST, "operation")
             rows["thread"] = threads[chosen]
             self._parts.add_marked_operations(rows, valid, operations)
             self.operations += int(np.count_nonzero(valid))
@@ -218,7 +214,7 @@ class Regions:
         others = {name: column[rest] for name, column in cells.items()}
         names = self._parts.names
         messages = [names[text] for text in compress(texts, rest.tolist())]
-        times, valid = self._session.timed(others, INTERVAL, "annotation")
+        times, valid = self._parts.new_rows(others, INTERVAL, "annotation")
         instant = times["start"] == times["end"]
         write_annotations(
             self._parts,
@@ -246,7 +242,7 @@ class Regions:
         ]
 
     def _other_regions(self, cells: Cells) -> None:
-        rows, valid = self._session.timed(cells, r.OTHER, "other_region")
+        rows, valid = self._parts.new_rows(cells, r.OTHER, "other_region")
         categories = self._session.events.categories(cells["event_id"])
         rows["category"] = self._session.names(categories, self._session.strings)
         rows["name"] = self._session.names(cells["name_id"], self._session.strings)
@@ -276,7 +272,7 @@ def read_allocations(session: Session) -> None:
     wanted = r.null_values("start end", "pid tid agent_id address", size=0)
     unsized = 0
     for cells in session.tables.slices("memory_allocate", wanted, ["type", "level"]):
-        times, valid = session.timed(cells, INTERVAL, "allocation")
+        times, valid = session.parts.new_rows(cells, INTERVAL, "allocation")
         rows = np.empty(len(times), r.ALLOCATION)
         rows["start"] = times["start"]
         rows["thread"] = session.thread_numbers(cells)
@@ -343,7 +339,7 @@ def read_counters(session: Session, task_events: Ints) -> None:
         if sampled.any():
             times_ns = sample_times[sample[sampled]]
             timed = {"start": times_ns, "end": times_ns}
-            times, valid = session.timed(timed, INTERVAL, "gpu_metric")
+            times, valid = session.parts.new_rows(timed, INTERVAL, "gpu_metric")
             session.parts.sink.write(
                 "UPROF_GPU_METRICS",
                 {
@@ -432,7 +428,7 @@ def _copies(session: Session) -> None:
 
 
 def _task(session: Session, cells: Cells, what: str) -> tuple[Rows, Bools]:
-    rows, valid = session.timed(cells, r.GPU_TASK, what)
+    rows, valid = session.parts.new_rows(cells, r.GPU_TASK, what)
     stream = cells["stream_id"]
     rows["stream"] = np.where(stream == MISSING, cells["queue_id"], stream)
     rows["correlation"] = session.events.correlations(cells["event_id"])
