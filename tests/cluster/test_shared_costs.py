@@ -74,6 +74,14 @@ def test_setup_of_every_collective_is_no_setup_of_communicators() -> None:
     assert "collective_setup" not in {one.kind for one in found}
 
 
+@pytest.mark.parametrize("recorded", [8, 7, 2])
+def test_wait_for_ranks_without_recordings_is_no_setup(recorded: int) -> None:
+    found = summarize_run(partials_of(simulate(SETUP))[:recorded])
+    setups = {setup for *_, setup, _, _, _ in found.tables["STEP_RANK"]}
+    assert ("collective_setup" in {one.kind for one in found.ranked}) == (recorded > 4)
+    assert (setups == {None}) == (recorded < 4)
+
+
 def test_bubble_is_what_is_left_after_a_slow_rank_is_fixed() -> None:
     healthy = next(one for one in summary(BUBBLE)[0].ranked if one.kind == "pipeline_bubble")
     found, _ = summary(replace(BUBBLE, slow={1: 1.4}))

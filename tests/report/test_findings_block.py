@@ -41,6 +41,9 @@ def test_idle_device_is_named_before_findings_without_a_saving(tmp_path: Path) -
         lines = report_formats.produce_text(opened, ReportRequest()).splitlines()
     assert lines[2].startswith("-  the device is idle 85.7 % of the time")
     assert lines[3].startswith("-  full precision: ")
+    advice = uprof("advise", tmp_path / "run.db").stdout
+    assert advice.index("the device is idle 85.7 % of the time: it ran 3 tasks\n") > 0
+    assert advice.index("85.7 %") < advice.index("1. full_precision")
 
 
 def test_healthy_run_has_no_findings_block(tmp_path: Path) -> None:

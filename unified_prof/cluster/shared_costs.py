@@ -17,7 +17,7 @@ from unified_prof.base.text import SIZES, scaled
 from unified_prof.cluster.rank_partial import MARK_START
 from unified_prof.cluster.replay import ReplayChange
 from unified_prof.cluster.rule_context import NS_PER_MS, Candidate, RuleContext
-from unified_prof.cluster.waits import exposed_waits
+from unified_prof.cluster.waits import exposed_waits, mostly_recorded
 
 COLLECTIVE_SETUP = "collective_setup"
 EXPOSED_COMMUNICATION = "exposed_communication"
@@ -80,7 +80,8 @@ def _collective_setup(context: RuleContext) -> Iterator[Candidate]:
     The first collective of a communicator connects its ranks; others have a short setup.
     """
     events = context.matched.events
-    setup = np.where(np.isin(events.step, context.steps), context.waits.setup, 0).clip(0)
+    known = np.isin(events.step, context.steps) & mostly_recorded(context.matched)
+    setup = np.where(known, context.waits.setup, 0).clip(0)
     longest = np.zeros(len(context.matched.groups) + 1, np.int64)
     np.maximum.at(longest, events.group, setup)
     if 2 * int(longest.sum()) <= int(setup.sum()) or not setup.any():

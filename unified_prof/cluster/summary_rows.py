@@ -15,7 +15,7 @@ from unified_prof.cluster.clocks import AlignedClocks
 from unified_prof.cluster.matching import MatchedCollectives
 from unified_prof.cluster.rank_partial import PartialSource, UnreadableRecording
 from unified_prof.cluster.rank_signals import PARALLEL_KINDS, RankRoles, RankSignals
-from unified_prof.cluster.waits import Waits, WholeSums
+from unified_prof.cluster.waits import Waits, WholeSums, mostly_recorded
 from unified_prof.recording.collectives import bus_factor
 from unified_prof.recording.model import Finding
 
@@ -120,7 +120,7 @@ def step_rows(
     matched: MatchedCollectives, waits: Waits, signals: RankSignals, sums: WholeSums
 ) -> list[Row]:
     """Return STEP_RANK: the breakdown of each rank's steps."""
-    knows_setup = bool((waits.setup >= 0).any())
+    knows_setup = bool((mostly_recorded(matched) & (waits.setup >= 0)).any())
     input_at = {step: signals.input_at[:, at] for at, step in enumerate(signals.steps)}
     rows: list[Row] = []
     for index, partial in enumerate(matched.partials):

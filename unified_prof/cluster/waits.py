@@ -73,6 +73,15 @@ def compute_waits(matched: MatchedCollectives) -> Waits:
     )
 
 
+def mostly_recorded(matched: MatchedCollectives) -> Bools:
+    """Return a mask of the events of which most members are recorded; others have no known setup.
+
+    If most are missing, those that are recorded probably wait for a missing one.
+    """
+    sizes = np.array([*(group.size for group in matched.groups), NO_VALUE], np.int64)
+    return np.asarray(2 * matched.events.members > sizes[matched.events.group])
+
+
 def exposed_waits(matched: MatchedCollectives, waits: Waits) -> Ints:
     """Return the part of each wait that no kernel covers; waits begin with their operations."""
     rows = matched.rows

@@ -288,6 +288,12 @@ class Recording:
         return min((int(one.max()) for one in starts if len(one)), default=step_trace.FOREVER)
 
     @cached_property
+    def sample(self) -> str:
+        """How much of the operations a trace contains from which most were removed, or empty."""
+        found = {one.name: one.detail for one in recorded_anomalies(self.source)}
+        return found.get("sampled_trace") or ""
+
+    @cached_property
     def step_windows(self) -> dict[str, StepWindows]:
         """The time of the steps on each device; empty without steps."""
         if not self.steps:

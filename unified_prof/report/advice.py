@@ -39,7 +39,7 @@ class ReportAdvice:
     family: str
     title: str
     advice: Advice
-    composition: tuple[str, ...] = ()  # Without findings, what takes the time.
+    composition: tuple[str, ...] = ()  # If findings do not explain it, what takes the time.
 
 
 def gather_advice(opened: Opened) -> list[ReportAdvice]:
@@ -52,7 +52,8 @@ def gather_advice(opened: Opened) -> list[ReportAdvice]:
         advice, summary = analysis.advice(), analysis.summary
         by = next((by for by in ("operation", "kernel") if by in summary.available), None)
         shown = [] if advice.findings or by is None else [analysis.breakdown(by)]
-        said = () if advice.findings else tuple(composition(summary, shown, advice))
+        say = names.unexplained if advice.findings else composition
+        said = tuple(say(summary, shown, advice))
         return ReportAdvice(summary.path, summary.family, names.report_title(summary), advice, said)
 
     return readable_answers(opened, ask)
@@ -136,7 +137,7 @@ def add_advice(
     said: Sequence[str] = (),
     path: str = "REPLAY",
 ) -> None:
-    """Add the findings of the report at `path`; without any, what takes the time (`said`)."""
+    """Add the findings of the report at `path`, after what they do not explain (`said`)."""
     document.fact("analyzed", _analyzed_part(advice))
     if advice.together_ms and sum(bool(one.cost_ms_per_step) for one in advice.findings) > 1:
         saved = names.format_duration(advice.together_ms * 1e6)
@@ -147,6 +148,8 @@ def add_advice(
         document.fact("all together", f"save up to {saved}{_unit(advice)}{shown}")
     if not advice.findings:
         document.line("; ".join([_NO_FINDINGS if advice.judged else _NOTHING_ANALYZED, *said]))
+    elif said:
+        document.line("; ".join(said))
     for place, found in enumerate(advice.findings[:top], start=1):
         document.heading(f"{place}. {_heading(found, advice)}")
         document.line(f"   {found.text}")

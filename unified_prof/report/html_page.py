@@ -39,6 +39,7 @@ from unified_prof.report.names import (
     readable_names,
     recording_format,
     truncate_middle,
+    unexplained,
 )
 
 _SCRIPTS = (
@@ -119,7 +120,10 @@ def _report(analysis: Analysis, request: ReportRequest, blocks: int) -> dict[str
     if advice := shown.advice:
         breakdowns = [one.breakdown for one in shown.selections[:1]]
         report["composition"] = composition(shown.summary, breakdowns, advice)
-        report["advice_notes"] = analysis_notes(advice, shown.summary.path)
+        report["advice_notes"] = [
+            *unexplained(shown.summary, breakdowns, advice),
+            *analysis_notes(advice, shown.summary.path),
+        ]
     if request.source_root is not None:
         lines = SourceLines(request.source_root)
         report["source"] = lines.texts(_source_lines(figures, trees))

@@ -397,6 +397,7 @@ _ANOMALY_NAMES = {
     "replay_without_capture": "replayed graphs whose capture was not recorded",
     "replay_without_nodes": "replayed graphs whose kernels cannot be distinguished",
     "run_not_complete": "the run ended before all iterations were measured",
+    "sampled_trace": "most operations were removed from the trace",
     "saved_bytes_of_no_operation": "tensors saved for backward outside any operation",
     "scope_widened": "more than the requested scope is shown",
     "task_without_launch": "kernels without a matching launch call",
@@ -516,6 +517,20 @@ def composition(summary: Summary, shown: Sequence[Breakdown], advice: Advice) ->
             claim = ": only fewer or faster ones help" if devices else ""
             said.append(f"{share} is in {neutral(listed)}{claim}")
     return said
+
+
+# Findings that explain idle time, or why a recording does not show it, without a saving.
+_EXPLAIN_IDLE = {"late_work", "unrecorded_work", "sampled_trace", "kernel_replay"}
+
+
+def unexplained(summary: Summary, shown: Sequence[Breakdown], advice: Advice) -> list[str]:
+    """Say what takes the time if findings neither save time nor explain idle time."""
+    findings = advice.findings
+    if not findings or len(summary.devices) != 1:
+        return []
+    if any(one.cost_ms_per_step or one.kind in _EXPLAIN_IDLE for one in findings):
+        return []
+    return composition(summary, shown, advice)[:1]
 
 
 def finding_cost(finding: Finding, advice: Advice) -> str:

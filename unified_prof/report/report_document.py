@@ -572,11 +572,8 @@ def add_findings(document: Document, figures: Figures) -> None:
         return
     shown = [selection.breakdown for selection in figures.selections[:1]]
     composed = composition(figures.summary, shown, advice)
-    # An idle device is named before findings without a saving, unless they explain its idle time.
-    explained = {"late_work", "unrecorded_work"}
-    is_open = not any(one.cost_ms_per_step or one.kind in explained for one in advice.findings)
-    if advice.findings and is_open and len(figures.summary.devices) == 1:
-        document.finding(names.NOT_MEASURED, composed[0])
+    for line in names.unexplained(figures.summary, shown, advice):
+        document.finding(names.NOT_MEASURED, line)
     for finding in advice.findings[:_MAX_FINDINGS]:
         document.finding(finding_cost(finding, advice), finding_summary(finding))
     if not advice.findings:

@@ -82,6 +82,20 @@ def test_long_gap_without_steps_names_the_host_call_that_runs_in_it(tmp_path: Pa
     assert (result.pauses, result.paused_ms) == (0, 0)
 
 
+@pytest.mark.parametrize("graph", [False, True])
+def test_single_wait_before_any_graph_is_for_earlier_work(tmp_path: Path, graph: bool) -> None:
+    """The recording begins while the device runs tasks that were launched before."""
+    with FaultyRun(tmp_path / "run.db") as run:
+        run.kernel(0, 100 * US, launched=-5 * US)
+        if graph:
+            run.api(20 * US, 40 * US, "cudaGraphLaunch")
+        run.api(110 * US, 300 * MS + 10 * US, "cudaStreamSynchronize")
+        run.kernel(300 * MS, 301 * MS, launched=50 * US)
+    text = findings_by_kind(tmp_path / "run.db")["unrecorded_work"].text
+    assert ("launched before the recording began" in text) != graph
+    assert ("kernels of a device graph" in text) == graph
+
+
 @pytest.mark.parametrize("returns_late", [True, False])
 def test_synchronization_until_a_gap_ends_is_unrecorded(tmp_path: Path, returns_late: bool) -> None:
     """Only the first kernels of a CUDA graph were recorded; the host waits for all of them."""

@@ -188,6 +188,8 @@ def _text(value: Any) -> str:
 _MEMORY_EVENT = "[memory]"
 _OUT_OF_MEMORY_EVENT = "[OutOfMemory]"
 _MAX_FLOWS = 10_000  # Flows that are kept of each forward thread.
+_IDS_PER_BLOCK = 1024  # At most: torch gives each thread blocks of ids, whose last is not full.
+_SAMPLE_SHARE = 0.1  # Below this share of the ids, operations were removed from the file.
 _CPU_DEVICE_TYPE = 0  # c10::DeviceType::CPU in allocator events.
 
 
@@ -202,6 +204,7 @@ class Collector(Fields):
         self.calling: set[int] = set()  # Numbers of threads with runtime calls.
         self._unpaired = 0  # begin and end events, less the complete events
         self.unsupported = 0  # Number of events of phases without a table, such as counters.
+        self.id_blocks: set[int] = set()  # Blocks in which the ids of operations are.
         self.has_memory_in_use = False  # True if allocator events contain the memory in use.
         # (thread, start) of a backward range -> thread of the forward operation.
         self.forward_of: dict[tuple[int, int], int] = {}
@@ -267,6 +270,7 @@ class Collector(Fields):
             self.extend_span(*more["span"])
         self.max_correlation = max(self.max_correlation, more["max_correlation"])
         self.links_to_operations |= more["links_to_operations"]
+        self.id_blocks |= more["id_blocks"]
         self.has_memory_in_use |= more["has_memory_in_use"]
         self.unsupported += more["unsupported"]
 
@@ -275,6 +279,10 @@ class Collector(Fields):
         self._add_complete(self._phases.rest(self.span[1] if self.span else 0))
         if self.forward_of:
             self._find_forward_threads()
+        full = (len(self.id_blocks) - len(self.threads) - 1) * _IDS_PER_BLOCK
+        if self.host.rows < _SAMPLE_SHARE * full:
+            detail = f"{self.host.rows:,} of more than {full:,} operations are in the file"
+            self.sink.anomaly("sampled_trace", full - self.host.rows, detail)
 
     def add_coverage(self, coverage: Coverage) -> None:
         """Add the events of the file by kind."""
@@ -322,6 +330,7 @@ class Collector(Fields):
         rows["is_operation"] = is_operation
         rows["finished"] = ints([a.finished is not False for a in args])
         rows["external"] = self.external_ids(args)
+        self.id_blocks.update(np.unique(rows["external"][valid] // _IDS_PER_BLOCK).tolist())
         rows["sequence"] = self.ids([a.sequence_number for a in args])
         rows["forward_thread"] = self.ids([a.forward_thread for a in args])
         rows["signature"] = self.signature_numbers(args)

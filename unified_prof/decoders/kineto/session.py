@@ -115,7 +115,7 @@ class Half:
 
 
 _FIGURES = "counts skipped activity devices span max_correlation links_to_operations".split()
-_FIGURES += ["has_memory_in_use", "unsupported"]
+_FIGURES += ["has_memory_in_use", "unsupported", "id_blocks"]
 
 
 def is_no_frame(_: str) -> bool:

@@ -41,6 +41,7 @@ from unified_prof.recording import names
 from unified_prof.recording.calls import KERNEL
 from unified_prof.recording.idle import HOST, INPUT, LATE_NS, LAUNCHED, SYNCHRONIZING, UNRECORDED
 from unified_prof.recording.model import Evidence
+from unified_prof.recording.names import LAUNCHES_GRAPH
 from unified_prof.recording.python_frames import user_frame
 
 IDLE_SHARE = 0.10  # Minimum idle share (also MindStudio advisor's threshold).
@@ -374,21 +375,25 @@ def unrecorded_work(context: DeviceContext) -> Iterator[Cause]:
     """Find gaps with pending tasks during which the host waits for the device.
 
     The host waits until the gap ends. The device probably ran tasks that were not recorded, such
-    as most kernels of a device graph.
+    as most kernels of a device graph, or before any graph, what was enqueued before the recording.
     """
     idle = _late_gaps(context, UNRECORDED)
     if not len(idle):
         return
-    call = _call_in_longest(context, idle)
+    call, calls = _call_in_longest(context, idle), context.recording.host_calls
+    graphs = calls.start_ns[calls.matching(context.recording.strings, LAUNCHES_GRAPH)]
+    tasks, advice = "kernels of a device graph", "record without graphs, or with a newer profiler,"
+    if len(idle) == 1 and not (graphs < idle.end_ns[0]).any():
+        tasks = "those launched before the recording began"
+        advice = "record later steps, or synchronize before the recording begins,"
     yield _late_finding(
         context,
         idle,
         0,
         f"unrecorded device work: no task is recorded {_describe_gaps(context, idle)}, while the "
         f"host waits{f' in {call}' if call else ''}: the device probably runs tasks that were not "
-        "recorded, such as kernels of a device graph",
-        "do not count this time as idle; record without graphs, or with a newer profiler, to see "
-        "these tasks",
+        f"recorded, such as {tasks}",
+        f"do not count this time as idle; {advice} to see these tasks",
     )
 
 

@@ -134,6 +134,19 @@ class Rule:
         return result
 
 
+def sampled_trace(context: DeviceContext) -> Iterator[Cause]:
+    """Find traces from which most operations were removed after they were recorded."""
+    if sample := context.recording.sample:
+        yield context.finding(
+            0,
+            f"sampled trace: {sample}, so idle time and sums are not those of the program; host "
+            "and device probably work where the file shows nothing",
+            advice="analyze the trace as torch.profiler wrote it; times of steps, annotations and "
+            "single kernels are right",
+            sure="likely",
+        )
+
+
 MIN_RANGES = 10  # Minimum number of counter ranges: a program may profile a few kernels on purpose.
 
 
@@ -215,6 +228,7 @@ _MEMORY = both(
 # Rules for a specific cause come before those for the rest of the same time: each cause costs what
 # it gains after those before it. Skipped rules are listed in this order.
 RULES: tuple[Rule, ...] = (
+    Rule(sampled_trace, anything, cheap=True),
     Rule(kernel_replay, anything, cheap=True),
     Rule(gpu_not_recorded, anything, cheap=True),
     Rule(wait_rules.garbage_collection, _COLLECTIONS, cheap=True),
@@ -303,6 +317,9 @@ def advise(recording: Recording, *, quick: bool = False) -> Advice:
         if rule.only not in (None, kind):
             why = f"only for {rule.only}s, recorded on {'a GPU' if kind == 'GPU' else 'an NPU'}"
             skipped.append(NotJudged(rule.kind, why, applies=False))
+            continue
+        if recording.sample and rule.evaluate is not sampled_trace:
+            skipped.append(NotJudged(rule.kind, "most operations were removed from the trace"))
             continue
         missing = {context: rule.lacks(context) for context in contexts}
         if None in missing.values():
@@ -492,7 +509,7 @@ def _saving(time_ms: float, is_per_step: bool) -> str:
 
 
 # Kinds that question all times, and those whose idle time ranks them if they have no cost.
-_OF_RECORDING = ("kernel_replay", "gpu_not_recorded")
+_OF_RECORDING = ("sampled_trace", "kernel_replay", "gpu_not_recorded")
 _OF_IDLE_TIME = ("late_work", "unrecorded_work")
 
 

@@ -1,0 +1,33 @@
+"""Traces from which most operations were removed: idle time is not that of the program."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.analysis.advice.faulty_runs import advice
+from tests.decoders.kineto import builders
+from unified_prof.pipeline.convert import convert
+
+OPERATIONS = 20_000
+
+
+@pytest.mark.parametrize("every", [1, 50])
+def test_only_the_sample_is_a_finding(tmp_path: Path, every: int) -> None:
+    """A device that is always busy is idle 98 % of the time if one kernel in 50 is left."""
+    events = []
+    for number in range(0, OPERATIONS, every):
+        begin, correlation = 100 * number, {"External id": number, "correlation": number}
+        begin_args = {"External id": number}
+        events += [
+            builders.operation("aten::mm", begin, 50, args=begin_args),
+            builders.call(begin + 1, 5, number, args=correlation),
+            builders.kernel(begin + 6, 100, number, args=correlation),
+        ]
+    convert(builders.write(tmp_path / "trace.json", events), tmp_path / "run.db")
+    found = advice(tmp_path / "run.db")
+    assert [one.kind for one in found.findings] == (["sampled_trace"] if every > 1 else [])
+    if every > 1:
+        assert "400 of more than 18,432 operations are in the file" in found.findings[0].text
+        assert {one.why for one in found.not_judged if one.applies} == {
+            "most operations were removed from the trace"
+        }
