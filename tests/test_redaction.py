@@ -281,5 +281,5 @@ def test_a_thousand_harmless_command_lines_are_unchanged() -> None:
 )
 def test_redaction_takes_linear_time(text: str) -> None:
     began = time.process_time()
-    redact(text * (100_000 // len(text)) + "@")
-    assert time.process_time() - began < 10
+    redact(text * (30_000 // len(text)) + "@")
+    assert time.process_time() - began < 3

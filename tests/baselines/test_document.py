@@ -97,7 +97,7 @@ def hostile(places: int = 0, facts: int = 0) -> bytes:
 
 
 HOSTILE = {
-    "zeros": lambda: zlib.compress(bytes(1 << 31)),
+    "zeros": lambda: zlib.compress(bytes(1 << 31), 1),
     "places": lambda: hostile(places=6_000_000),
     "facts": lambda: hostile(facts=2_000_000),
 }

@@ -2,14 +2,17 @@
 
 import errno
 import os
+import re
 import signal
 import subprocess
 import sys
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from tests import forkserver
 from tests.cli.test_report import uprof
 from tests.processes import python, run
 from unified_prof import __main__
@@ -24,8 +27,13 @@ needs_full = pytest.mark.skipif(not FULL.exists(), reason="this system has no /d
 
 def shell(line: str, folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
     """Run a shell line in which `uprof` is this checkout."""
-    function = f'uprof() {{ "{sys.executable}" -m unified_prof "$@"; }}\n'
-    return run("bash", "-c", function + line, cwd=folder, env=env, errors="surrogateescape")
+    with ExitStack() as resources:
+        program = sys.executable
+        # Forks need all streams, a directory and as much memory as their server.
+        if not re.search("&-|gone|ulimit", line):
+            program = resources.enter_context(forkserver.interpreter(folder))
+        function = f'uprof() {{ "{program}" -m unified_prof "$@"; }}\n'
+        return run("bash", "-c", function + line, cwd=folder, env=env, errors="surrogateescape")
 
 
 @pytest.fixture
@@ -39,8 +47,8 @@ def place(tmp_path: Path) -> Path:
 @needs_full
 @pytest.mark.parametrize(
     "command",
-    ["db check empty.db", "report empty.db", "report empty.db -o r.html --force", "doctor --json",
-     "db create new.db --force", "--help"],
+    ["db create new.db --force", "db check empty.db", "report empty.db",
+     "report empty.db -o r.html --force", "doctor --json", "--help"],
 )  # fmt: skip
 def test_stderr_never_changes_the_exit_code(place: Path, command: str) -> None:
     expected = shell(f"uprof {command}", place)

@@ -164,7 +164,9 @@ class Column(NDArrayOperatorsMixin):
         rows = np.asarray(rows)
         if rows.dtype == bool:
             rows = np.flatnonzero(rows)
-        result = self.at(np.where(rows < 0, rows + len(self), rows).reshape(-1))
+        if (rows < 0).any():
+            rows = np.where(rows < 0, rows + len(self), rows)
+        result = self.at(rows.reshape(-1))
         return result if rows.ndim else result[0]
 
     def __len__(self) -> int:
@@ -282,6 +284,9 @@ class Packed(Column):
 
     def at(self, rows: NDArray[np.integer]) -> NDArray[Any]:
         """Return the values of any rows."""
+        if len(self._blocks) == 1 and rows.size and rows.min() >= 0:
+            values: NDArray[Any] = self._between(0, self._rows)[rows]
+            return values
         number = rows >> _SHIFT
         result = np.empty(len(rows), self.dtype)
         if not len(rows):

@@ -178,7 +178,9 @@ def test_any_ascending_row_ids_read_back(keys: set[int], page_bytes: int) -> Non
 
 
 @pytest.mark.parametrize("page_bytes", PAGE_SIZES)
-@pytest.mark.parametrize("rows", [1, 2, 49, 50, 51, 4999, 20_000])
+@pytest.mark.parametrize(
+    "rows", [1, 2, 49, 50, 51, 4999, pytest.param(20_000, marks=pytest.mark.slow)]
+)
 def test_trees_of_any_height_read_back(rows: int, page_bytes: int) -> None:
     number = np.arange(rows) * 1_000_003
     check_blocks(
