@@ -487,7 +487,8 @@ def test_network_is_slow_below_a_share(device: str | None, gb_per_s: float, is_s
     """The adapter of an H100 has 50 GB/s, that of an A100 25."""
     parts = partials_of(simulate(Plan(batches=4, network_gb_per_s=gb_per_s)))
     named = [replace(one, facts=replace(one.facts, device_name=device)) for one in parts]
-    found = summarize_run(named).findings
-    assert [(one.kind, one.ranks) for one in found] == [
-        ("slow_network", tuple(range(16)))
+    found = summarize_run(named)
+    assert not found.findings
+    assert [one.kind for one in found.ranked if one.kind == "slow_network"] == [
+        "slow_network"
     ] * is_slow

@@ -78,15 +78,15 @@ FAULTS: dict[str, tuple[Any, ...]] = {
     ),
     "nic_of_all_rings": (
         Scenario(scheme="fsdp", nic={(1, "out"): 6}),
-        *("slow_network", tuple(range(16)), 0.1),
+        *("slow_network", (), 0.1),
     ),
     "nic_of_all_replicas": (
         Scenario(scheme="hsdp", nic={(1, "in"): 4}),
-        *("slow_network", tuple(range(16)), 0.1),
+        *("slow_network", (), 0.1),
     ),
     "switch_on_all_transfers": (
         replace(WIDE, pp=2, per_host=4, links=both_ways((r, r + 8) for r in range(8))),
-        *("slow_network", tuple(range(16)), 0.1),
+        *("slow_network", (), 0.1),
     ),
     "switch_between_two_hosts": (
         replace(WIDE, links=both_ways((r, r + 8) for r in range(8, 16))),
@@ -206,8 +206,9 @@ QUICK = ("kernel_of_8",)
 def test_fault_is_the_only_finding_with_its_cost(name: str, tmp_path: Path) -> None:
     scenario, kind, ranks, tolerance, *words = FAULTS[name]
     found, run = summary(scenario, tmp_path)
-    assert [(one.kind, one.ranks) for one in found.findings] == [(kind, ranks)]
-    finding = found.findings[0]
+    named = found.findings or found.ranked[:1]  # Without a rank at fault, it is a shared cost.
+    assert [(one.kind, one.ranks) for one in named] == [(kind, ranks)]
+    finding = named[0]
     if tolerance:
         cost = true_cost_ms(scenario, run)
         assert finding.cost_ms_per_step == pytest.approx(cost, rel=tolerance)

@@ -1,4 +1,4 @@
-"""Costs that all ranks share: setup, pipeline bubbles, small messages and exposed transfers.
+"""Costs that all ranks share: setup, network, pipeline bubbles, messages, exposed transfers.
 
 No rank is at fault, so they are priced one after the other, with all faults of ranks, hosts and
 links fixed.
@@ -17,6 +17,7 @@ from unified_prof.base.text import SIZES, scaled
 from unified_prof.cluster.rank_partial import MARK_START
 from unified_prof.cluster.replay import ReplayChange
 from unified_prof.cluster.rule_context import NS_PER_MS, Candidate, RuleContext
+from unified_prof.cluster.slow_links import slow_network
 from unified_prof.cluster.waits import exposed_waits, mostly_recorded
 
 COLLECTIVE_SETUP = "collective_setup"
@@ -45,6 +46,8 @@ def shared_costs(context: RuleContext, fixed: ReplayChange) -> Iterator[Candidat
         mean_ns = float(np.nanmean(context.signals.length_at))  # The gain is a mean as well.
         context = replace(context, step_ns=min(context.step_ns, mean_ns - gain_ns))
         yield from _collective_setup(context)
+        if not fixed.transfer:
+            yield from slow_network(context)
         yield from _pipeline_bubble(context, fixed, gain_ns)
         yield from _small_buckets(context)
         yield from _exposed_communication(context)
