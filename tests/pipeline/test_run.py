@@ -286,3 +286,24 @@ def test_rank_that_measured_nothing_writes_reports_with_its_failure(
     names = {"run-time": "run_time_rank1.sqlite", "memory": "memory_rank1.sqlite"}
     assert rank.files == {report: (name,) for report, name in names.items()}
     assert result.files == {report: (spec.output_dir / name,) for report, name in names.items()}
+
+
+@pytest.mark.parametrize("exit_code", [0, 3, None])
+def test_ranks_without_reports_have_the_exit_code_of_their_workload(
+    exit_code: int | None, spec: RunSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def workload(inner: RunSpec) -> None:
+        if exit_code is None:
+            raise CaptureError("lost", slug="nothing-measured")
+
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    backend = FakeBackend(Capture(exit_code or 0, None, error=CaptureError("lost")), workload)
+    if exit_code:
+        assert run(backend, spec, strict=True).exit_code == exit_code
+    else:
+        with pytest.raises(CaptureError, match="lost"):
+            run(backend, spec, strict=True)
+    known = run_folder.read(spec.output_dir)
+    assert known is not None
+    assert (known.ranks[1].exit_code, known.ranks[1].failure) == (exit_code, "lost")

@@ -171,8 +171,8 @@ class Reports:
         self._update_ranks(run_folder.ENDED, 0, failure)
 
     def record_failure(self, exit_code: int | None, failure: str) -> None:
-        """Record in `run.json` why this rank has no reports."""
-        self._update_ranks(run_folder.ENDED, 0, failure)
+        """Record in `run.json` why this rank has no reports; an unknown exit code is None."""
+        self._update_ranks(run_folder.ENDED, exit_code, failure)
 
     def _write(self, capture: Capture) -> None:
         self._facts |= capture.facts
