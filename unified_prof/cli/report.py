@@ -15,7 +15,6 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from unified_prof.cli import command as cli
-from unified_prof.cli import output
 from unified_prof.cli import output as printing
 from unified_prof.cli.output import Printer, ResultOptions
 from unified_prof.errors import StoreError, UprofError, UsageError
@@ -283,7 +282,7 @@ def view(
             suppress(KeyboardInterrupt),
         ):
             if not printer.json(lambda: {"url": served.url, "port": served.port}):
-                output.put(f"{served.url}\n")
+                printing.put(f"{served.url}\n")
             opened = not no_open and open_browser(served.url, folder)
             where = "opened in the browser" if opened else _WHERE_TO_OPEN
             printer.note(f"{where}; press Ctrl-C to stop")
@@ -293,7 +292,7 @@ def view(
                     f"{socket.gethostname()}` and open the same address there"
                 )
             served.wait(idle, after_last_s=min(idle, _AFTER_TRACE_S))
-    output.end_if_missing(missing)
+    printing.end_if_missing(missing)
 
 
 def _page(
@@ -301,8 +300,6 @@ def _page(
 ) -> tuple[list[Item], str]:
     """Return the page of a run, and a description of what could not be read."""
     from unified_prof.base.loopback import Item
-    from unified_prof.pipeline.report_input import Reader, render_reports
-    from unified_prof.report import formats
 
     shape, request = formats.find_format("html"), formats.ReportRequest()
     made = render_reports(path, shape, request, Reader(printer, convert), rank=rank)
@@ -344,7 +341,6 @@ def _timeline(
     from unified_prof.cluster.rank_partial import is_run_directory
     from unified_prof.pipeline import export
     from unified_prof.pipeline.outputs import RankSelection
-    from unified_prof.pipeline.report_input import Reader
     from unified_prof.report import html_page as opener
 
     title = path.absolute().name

@@ -31,7 +31,7 @@ from unified_prof.decoders.prof.collectives import (
     FINE_PARTS,
     CommunicationTimes,
     CommunicationWriter,
-    bandwidth_in_order,
+    bandwidth,
     closing_tasks,
     extents,
 )
@@ -344,13 +344,15 @@ def _bandwidth(context: AicpuContext, ran: Collectives) -> Floats:
     clock = context.clock.finer(FINE_PARTS, context.device.session.start_ns - FINE_ORIGIN_NS)
     items, item = np.unique(tasks["item"], return_inverse=True)
     texts = [context.dictionaries.text(value).lower() for value in items.tolist()]
-    result[known] = bandwidth_in_order(
-        (tasks["plane_id"], item),
+    result[known] = bandwidth(
+        (item, tasks["plane_id"]),
         clock.to_ns(context.rows["start"][row]),
         clock.to_ns(context.rows["end"][row]),
         tasks["size_bytes"].astype(np.int64),
         tasks["rdma_type"] == _PAYLOAD,
         closing_tasks(texts)[item],
+        one_by_one=True,
+        sort_by_time=False,
     )
     return result
 

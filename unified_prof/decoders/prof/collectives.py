@@ -175,8 +175,7 @@ class CommunicationWriter:
         payload = (columns["transportType"] == _RDMA) & (columns["rdmaType"] == _PAYLOAD)
         fine = clock.finer(FINE_PARTS, self._host.session.start_ns - FINE_ORIGIN_NS)
         columns["bandwidth"] = bandwidth(
-            operators.of_task,
-            plane,
+            (operators.of_task, plane),
             fine.to_ns(tasks.start),
             fine.to_ns(tasks.end),
             size,
@@ -456,8 +455,7 @@ def closing_tasks(operator_names: list[str]) -> Ints:
 
 
 def bandwidth(
-    operator: Ints,
-    plane: Ints,
+    lane: tuple[NDArray[Any], ...],
     start: Ints,
     end: Ints,
     size: Ints,
@@ -465,21 +463,29 @@ def bandwidth(
     closing: Ints,
     *,
     one_by_one: bool = False,
+    sort_by_time: bool = True,
 ) -> Floats:
     """Return the bytes per second of each task; payloads get the bandwidth of their transfer.
 
-    An RDMA transfer consists of consecutive payloads on one plane of one operator and the tasks
-    that end it, in time order. If the ending tasks are missing, each payload is a separate
-    transfer. Times are in 1 / FINE_PARTS ns, sizes in bytes (-1: unknown); `payload` marks RDMA
-    payloads, `closing` has the `closing_tasks` of each task's operator. The exporter uses two
-    rules. If `one_by_one`, transfers do not overlap, and payloads among the ending tasks of a
-    transfer have no bandwidth (`_SKIPPED`). Otherwise, each sequence of payloads is ended by the
-    next tasks, even if they also end another transfer.
+    An RDMA transfer consists of consecutive payloads on one lane (rows with equal values in all
+    columns of `lane`: operator and plane) and the tasks that end it, in time order. If the ending
+    tasks are missing, each payload is a separate transfer. Times are in 1 / FINE_PARTS ns, sizes in
+    bytes (-1: unknown); `payload` marks RDMA payloads, `closing` has the `closing_tasks` of each
+    task's operator. The exporter uses two rules. If `one_by_one`, transfers do not overlap, and
+    payloads among the ending tasks of a transfer have no bandwidth (`_SKIPPED`). Otherwise, each
+    sequence of payloads is ended by the next tasks, even if they also end another transfer. The
+    exporter does not sort the records of AI CPUs (not `sort_by_time`), so bandwidths of rows that
+    are not in time order are negative, and skipped payloads have bandwidth 0.
     """
-    duration_ns = (end - start) / FINE_PARTS
-    moved = size / np.where(duration_ns > 0, duration_ns, np.inf) * 1e9
-    order = np.lexsort((start, plane, operator))
-    lanes = Runs(operator[order], plane[order])
+
+    def per_second(amount: Ints, parts: Ints) -> Floats:
+        time_ns = parts / FINE_PARTS
+        usable = time_ns > 0 if sort_by_time else time_ns != 0
+        return np.asarray(amount / np.where(usable, time_ns, np.inf) * 1e9, np.float64)
+
+    moved = per_second(size, end - start)
+    order = np.lexsort((start, *lane[::-1]) if sort_by_time else lane[::-1])
+    lanes = Runs(*(column[order] for column in lane))
     lane_end = lanes.spread(lanes.last)
     runs = Runs(lanes.number(), payload[order])
     first, last = runs.starts, runs.last
@@ -487,54 +493,17 @@ def bandwidth(
     first, last = first[chosen], last[chosen]
     if one_by_one:
         first, last, skipped = _one_by_one(first, last, closing[order], lane_end)
-        moved[order[skipped]] = _SKIPPED
+        moved[order[skipped]] = _SKIPPED if sort_by_time else 0.0
     end_of_transfer = last + closing[order][first]
     complete = end_of_transfer <= lane_end[first]
     first, last, end_of_transfer = first[complete], last[complete], end_of_transfer[complete]
     sent = np.cumsum(size[order])
     sent_in_run = sent[last] - sent[first] + size[order][first]
-    time_ns = (end[order[end_of_transfer]] - start[order[first]]) / FINE_PARTS
-    shared = sent_in_run / np.where(time_ns > 0, time_ns, np.inf) * 1e9
+    shared = per_second(sent_in_run, end[order[end_of_transfer]] - start[order[first]])
     length = last - first + 1
     members = order[np.repeat(first, length) + positions(length)]
     moved[members] = np.repeat(shared, length)
-    return np.asarray(moved, np.float64)
-
-
-def bandwidth_in_order(
-    lane: tuple[NDArray[Any], ...],
-    start: Ints,
-    end: Ints,
-    size: Ints,
-    payload: Bools,
-    closing: Ints,
-) -> Floats:
-    """Return the bytes per second of each task; transfers are formed in the order of the rows.
-
-    Like `bandwidth` with `one_by_one`, but rows with equal values in all columns of `lane` share a
-    lane, and skipped payloads have bandwidth 0. The exporter does not sort the records of AI CPUs,
-    so bandwidths of rows that are not in time order are negative.
-    """
-    duration_ns = (end - start) / FINE_PARTS
-    moved = size / np.where(duration_ns != 0, duration_ns, np.inf) * 1e9
-    order = np.lexsort(lane)
-    lanes = Runs(*(column[order] for column in lane))
-    lane_end = lanes.spread(lanes.last)
-    runs = Runs(lanes.number(), payload[order])
-    chosen = payload[order][runs.starts]
-    first, last, skipped = _one_by_one(
-        runs.starts[chosen], runs.last[chosen], closing[order], lane_end
-    )
-    moved[order[skipped]] = 0.0
-    closed = last + closing[order][first]
-    complete = closed <= lane_end[first]
-    for begin, until, closer in zip(
-        first[complete].tolist(), last[complete].tolist(), closed[complete].tolist(), strict=True
-    ):
-        members = order[begin : until + 1]
-        time_ns = (int(end[order[closer]]) - int(start[members[0]])) / FINE_PARTS
-        moved[members] = int(size[members].sum()) / time_ns * 1e9 if time_ns else 0.0
-    return np.asarray(moved, np.float64)
+    return moved
 
 
 def _one_by_one(first: Ints, last: Ints, closing: Ints, lane_end: Ints) -> tuple[Ints, Ints, Ints]:

@@ -366,6 +366,11 @@ class PartDirectory:
         return self.info.text("version", "1.0")
 
     @cached_property
+    def device_info(self) -> Control:
+        """Last element of DeviceInfo in info.json; empty if missing."""
+        return (self.info.records("DeviceInfo") or [Control(self.info.path, {})])[-1]
+
+    @cached_property
     def clocks(self) -> Clocks:
         """The clocks of this part.
 
@@ -374,7 +379,7 @@ class PartDirectory:
         log = read_start_log(required_control(self.path, "host_start.log"))
         path = find_control(self.path, "dev_start.log")
         device = StartLog(self.path, {}) if path is None else read_start_log(path)
-        cpus, devices = self.info.records("CPU"), self.info.records("DeviceInfo")
+        cpus = self.info.records("CPU")
         return build_clocks(
             host_mhz=cpus[-1].decimal("Frequency") if cpus else None,
             host_monotonic_ns=log.value("clock_monotonic_raw"),
@@ -382,7 +387,7 @@ class PartDirectory:
             host_counter_diff=log.counter("cntvct_diff") or 0,
             begin_us=_required(self.start, "collectionTimeBegin", _LATEST_US),
             begin_monotonic_ns=_required(self.start, "clockMonotonicRaw", _LATEST_US * 1000),
-            device_mhz=devices[-1].decimal("hwts_frequency") if devices else None,
+            device_mhz=self.device_info.decimal("hwts_frequency"),
             device_counter=device.counter("cntvct"),
             device_monotonic_ns=device.counter("clock_monotonic_raw"),
         )
@@ -403,12 +408,6 @@ class DeviceDirectory(PartDirectory):
     def __init__(self, path: Path, device_id: int) -> None:
         super().__init__(path)
         self.device_id = device_id
-
-    @cached_property
-    def device_info(self) -> Control:
-        """Last element of DeviceInfo in info.json; empty if missing."""
-        records = self.info.records("DeviceInfo")
-        return records[-1] if records else Control(self.info.path, {})
 
 
 class ProfDirectory:

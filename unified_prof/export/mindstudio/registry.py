@@ -157,13 +157,11 @@ def trimmed(value: float) -> str:
     return text.rstrip("0").rstrip(".")
 
 
-def half_away(value: float, places: int = 3) -> float:
-    """Round like C after scaling: multiply, round halves away from zero, divide."""
-    scale = float(10**places)
-    scaled = abs(value) * scale
+def half_away(value: float) -> float:
+    """Round to thousandths like C: multiply, round halves away from zero, divide."""
+    scaled = abs(value) * 1000.0
     below = math.floor(scaled)
-    rounded = below + (scaled - below >= 0.5)
-    return math.copysign(rounded / scale, value)
+    return math.copysign((below + (scaled - below >= 0.5)) / 1000.0, value)
 
 
 def thousandths(values: Floats) -> Ints:

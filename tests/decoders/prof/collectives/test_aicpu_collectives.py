@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.decoders.prof.memory_sink import MemorySink, Tables
 from tests.prof_generator.aicpu import C_CORE, AicpuProgram
 from unified_prof.decoders.prof.aicpu_collectives import Operator, assign_to_operators
-from unified_prof.decoders.prof.collectives import FINE_PARTS, bandwidth_in_order
+from unified_prof.decoders.prof.collectives import FINE_PARTS, bandwidth
 from unified_prof.decoders.prof.directory import ProfDirectory
 from unified_prof.decoders.prof.recording import decode_recording
 
@@ -271,7 +271,11 @@ def bandwidths(sizes: list[int], payload: list[bool], closing: int = 2) -> list[
     lanes = np.zeros(count, int)
     times = (start, start + 1000 * FINE_PARTS)
     payloads, closing_counts = np.array(payload, bool), np.full(count, closing)
-    found = bandwidth_in_order((lanes, lanes), *times, np.array(sizes), payloads, closing_counts)
+    found = bandwidth(
+        *((lanes, lanes), *times, np.array(sizes), payloads, closing_counts),
+        one_by_one=True,
+        sort_by_time=False,
+    )
     return [float(value) / 1e6 for value in found]
 
 

@@ -11,7 +11,7 @@ def rates(kinds: str, operator: str, *, one_by_one: bool = False) -> list[float]
     payloads = np.array([kind == "P" for kind in kinds])
     closing = np.repeat(closing_tasks([operator]), count)
     times, sizes = (start, start + 10 * FINE_PARTS), np.full(count, 100)
-    found = bandwidth(lanes, lanes, *times, sizes, payloads, closing, one_by_one=one_by_one)
+    found = bandwidth((lanes, lanes), *times, sizes, payloads, closing, one_by_one=one_by_one)
     return [rate / 1e9 for rate in found.tolist()]
 
 
@@ -46,7 +46,7 @@ def test_payloads_share_the_time_of_their_transfer(
 
 def test_missing_duration_has_no_bandwidth_and_missing_size_a_negative_one() -> None:
     zero = np.zeros(1, np.int64)
-    arguments = (zero, zero, zero)
+    arguments = ((zero, zero), zero)
     none = bandwidth(*arguments, zero, zero + 100, np.array([False]), zero + 4)
     assert none.tolist() == [0.0]
     unknown = bandwidth(*arguments, zero + 10 * FINE_PARTS, zero - 1, np.array([False]), zero + 4)
