@@ -31,12 +31,11 @@ _NEW = "UPROF_REORDERED"
 _LITERAL = re.compile(r"[-+]?[\w.]+|'(?:[^']|'')*'")  # everything else is put in parentheses
 
 
-def order_columns(db: sqlite3.Connection, schema: SchemaSpec) -> list[str]:
-    """Reorder columns where necessary, in one transaction, and return the rewritten tables.
+def order_columns(db: sqlite3.Connection, schema: SchemaSpec) -> None:
+    """Reorder columns where necessary, in one transaction.
 
     Foreign columns follow those of the format; rows, declarations and indexes do not change.
     """
-    changed = []
     db.execute("BEGIN")
     for table in schema.tables.values():
         columns = declared(db, table.name)
@@ -46,9 +45,7 @@ def order_columns(db: sqlite3.Connection, schema: SchemaSpec) -> list[str]:
             by_name = {column.name: column for column in columns}
             foreign = [column for column in columns if column.name not in wanted]
             rewrite(db, table.name, [*(by_name[name] for name in wanted), *foreign])
-            changed.append(table.name)
     db.execute("COMMIT")
-    return changed
 
 
 def rewrite(db: sqlite3.Connection, table: str, columns: Sequence[Declared]) -> None:

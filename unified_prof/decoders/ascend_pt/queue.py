@@ -136,22 +136,20 @@ def operator_connections(
     operators: Operators,
     queue: Queue,
     launches: dict[str, Ints],
-    pid: int | None,
     marks: dict[str, Ints] | None = None,
 ) -> tuple[Ints, Ints]:
     """Return the connections of operators as pairs (row of the operator, connection number).
 
-    All arguments belong to one process. `launches` are the calls of CANN that launched tasks, and
-    `marks` those that were also recorded on the device (None for a text export), as the methods of
-    `RecordingSink` return them.
+    `launches` are the calls of CANN that launched tasks, and `marks` those that were also recorded
+    on the device (None for a text export), as the methods of `RecordingSink` return them.
     """
     backward, forward = forward_and_backward(operators)
     used = [int(side.correlation.max()) for side in (queue.enqueues, queue.dequeues) if len(side)]
     numbers = np.arange(len(backward)) + FIRST_OF_FRAMEWORK + max(used, default=-1) + 1
-    launched = launch_connections(operators, queue, launches, pid)
+    launched = launch_connections(operators, queue, launches, operators.pid)
     found = [(forward, numbers), (backward, numbers), launched]
     if marks is not None:
-        found.append(mark_connections(operators, queue, marks, pid))
+        found.append(mark_connections(operators, queue, marks, operators.pid))
     rows, connections = zip(*found, strict=True)
     return np.concatenate(rows), np.concatenate(connections)
 

@@ -483,7 +483,7 @@ class _Framework:
         links.write_types(sink)
         with stage("connections"):
             connections = links.operator_connections(
-                operators, queue, sink.launches(), operators.pid, sink.marks()
+                operators, queue, sink.launches(), sink.marks()
             )
             self.connections = len(connections[0])
         with stage("tables of PyTorch"):

@@ -168,7 +168,7 @@ class Host:
         names = string_ids(sink.strings, operators.names, operators.name)
         queue, shown = self._read_queue(texts)
         launches = self._write_calls(process, texts, sink)
-        connections = links.operator_connections(operators, queue, launches, operators.pid)
+        connections = links.operator_connections(operators, queue, launches)
         links.write_types(sink)
         used = links.write_operators(operators, names, connections, process, sink)
         for side, titles in zip((queue.enqueues, queue.dequeues), shown, strict=True):

@@ -127,18 +127,6 @@ def with_keys(records: Rows, kind: str, timeline: Timeline, sink: Sink) -> tuple
     return records, timeline.pack(records["thread_id"], records["timestamp"])
 
 
-def read_sorted(
-    host: HostDirectory, envelope: str, kind: str, timeline: Timeline, sink: Sink
-) -> tuple[Rows, Keys]:
-    """Return all records of a kind, sorted by time, with their keys; use only for rare kinds."""
-    pieces = list(host_records(host, envelope, kind, sink))
-    if not pieces:
-        return np.zeros(0, record_type(kind)), np.zeros(0, np.uint64)
-    records, keys = with_keys(stacked(pieces), kind, timeline, sink)
-    order = np.argsort(records["timestamp"], kind="stable")
-    return records[order], keys[order]
-
-
 def spool_records(
     host: HostDirectory,
     envelope: str,

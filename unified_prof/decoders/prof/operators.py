@@ -29,7 +29,6 @@ from unified_prof.decoders.prof.host_records import (
     host_records,
     in_calls,
     last_in_calls,
-    read_sorted,
     sorted_by_call,
     with_keys,
 )
@@ -313,7 +312,9 @@ class Captures:
 
 def read_captures(host: HostDirectory, timeline: Timeline, sink: Sink) -> Captures:
     """Read the captures of streams; as in the exporter, their ends are ignored."""
-    records, _ = read_sorted(host, "compact", "capture_stream_info", timeline, sink)
+    kind = "capture_stream_info"
+    pieces = [np.zeros(0, record_type(kind)), *host_records(host, "compact", kind, sink)]
+    records, _ = with_keys(stacked(pieces), kind, timeline, sink)
     records = records[records["status"] == _BEGUN]
     device, stream = records["device_id"], records["model_stream_id"]
     order = np.lexsort((records["timestamp"], stream, device))
