@@ -105,7 +105,6 @@ class WatchFile:
         self._rank = rank
         self._facts = dict(facts)
         self._rotate_bytes = rotate_bytes
-        self._open_events: dict[int, WatchEvent] = {}
         if self.path.exists():
             self._keep()
         self._db = self._create()
