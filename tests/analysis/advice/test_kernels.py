@@ -372,13 +372,14 @@ def test_dense_gradients_of_embeddings_cost_all_rows(tmp_path: Path, rows_ns: in
 
 
 def test_recomputed_kernels_cost_their_time(tmp_path: Path) -> None:
-    """The checkpoint's own backward pass is no recomputation."""
+    """The checkpoint's own backward pass is no recomputation; repeated operations are named."""
     with FaultyRun(tmp_path / "run.db") as run:
         for begin in run.steps(5, 10 * MS):
             run.kernel(begin + 20 * US, begin + 6 * MS, launched=begin + 2 * US)
             run.call(begin + 10 * US, begin + 90 * US, "CheckpointFunctionBackward")
             backward = "autograd::engine::evaluate_function: MmBackward0"
             run.call(begin + 50 * US, begin + 80 * US, backward)
+            run.call(begin + 20 * US, begin + 30 * US, "aten::linear")
             for at, until, launched in ((6, 8, 22), (8, 10, 62)):
                 start = begin + launched * US
                 connection = run.api(start, start + 2 * US, "cudaLaunchKernel")
@@ -388,7 +389,8 @@ def test_recomputed_kernels_cost_their_time(tmp_path: Path) -> None:
             run.api(begin + 100 * US, begin + 10 * MS, "cudaDeviceSynchronize")
     finding = findings_by_kind(tmp_path / "run.db")["recomputation"]
     assert saving_ns(finding) == pytest.approx(2 * MS, rel=0.01)
-    assert "runs 4 kernels again, 20 % of the time" in finding.text
+    assert "runs 4 kernels again, 20 % of the time; mostly aten::linear;" in finding.text
+    assert [row["operation"] for row in finding.evidence] == ["aten::linear"]
 
 
 ROTARY = ("vectorized_elementwise_kernel<mul>", "vectorized_elementwise_kernel<neg>")

@@ -63,6 +63,9 @@ def is_optimizer_step(name: str) -> bool:
     return name.startswith("Optimizer.step")
 
 
+Place = tuple[str, str | None]  # An operation and its source line.
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceTasks(Frame):
     """Device tasks that started in the analyzed steps, by start time."""
@@ -343,7 +346,16 @@ class DeviceContext(AnalyzedTime):
             return True
         return any(names.COMPILED_KERNEL(texts[name]) for name in np.unique(self.kernel).tolist())
 
-    def evidence(self, rows: Ints, time_ns: Ints | None = None) -> tuple[Evidence, ...]:
+    def place(self, row: int) -> Place:
+        """Return the operation that launched a task, and its source line."""
+        return self.recording.work.place(int(self.tasks.row[row]))
+
+    def evidence(
+        self,
+        rows: Ints,
+        time_ns: Ints | None = None,
+        place: Callable[[int], Place] | None = None,
+    ) -> tuple[Evidence, ...]:
         """Return the longest of some kernels as evidence, with their launching operations."""
         if not len(rows):
             return ()
@@ -356,13 +368,15 @@ class DeviceContext(AnalyzedTime):
             same = np.flatnonzero(number == at)
             longest = int(rows[same[int(time[same].argmax())]])
             name = self.recording.work.labels.texts[int(kernels[at])]
-            operation, line = self.recording.work.place(int(self.tasks.row[longest]))
+            operation, line = (place or self.place)(longest)
             launched_by = None if operation == name else operation
             figures = int(count[at]), int(total[at]), int(self.tasks.start_ns[longest])
             result.append(evidence_row(name, *figures, operation=launched_by, line=line))
         return tuple(result)
 
-    def mostly(self, rows: Ints, time_ns: NDArray[Any]) -> str:
+    def mostly(
+        self, rows: Ints, time_ns: NDArray[Any], place: Callable[[int], Place] | None = None
+    ) -> str:
         """Name the operation and the line that launched most of some tasks by time, if one did.
 
         Looks at the tasks at equally spaced parts of their total time.
@@ -371,10 +385,10 @@ class DeviceContext(AnalyzedTime):
         if not len(until) or not until[-1] > 0:
             return ""
         at = np.searchsorted(until, until[-1] * (np.arange(_SAMPLES) + 0.5) / _SAMPLES)
-        tasks, count = np.unique(self.tasks.row[rows[at]], return_counts=True)
+        tasks, count = np.unique(rows[at], return_counts=True)
         operations, at_lines = Counter[str](), Counter[tuple[str, str]]()
         for task, samples in zip(tasks.tolist(), count.tolist(), strict=True):
-            name, line = self.recording.work.place(task)
+            name, line = (place or self.place)(task)
             operations[name] += samples
             at_lines[name, line or ""] += samples
         ((name, samples),) = operations.most_common(1)
@@ -488,17 +502,19 @@ class DeviceContext(AnalyzedTime):
         lost_ns: NDArray[Any] | None = None,
         *,
         names_place: bool = True,
+        place: Callable[[int], Place] | None = None,
         **details: Any,
     ) -> Cause:
         """Return a finding about tasks that could take less time; by default, none at all.
 
-        With `names_place`, its text ends with the operation and line that lose most of the time.
+        With `names_place`, its text ends with the operation and line that lose most of the time;
+        `place` returns those of a task if they are not the ones that the reports show.
         """
         time_ns = self.tasks.length_ns[rows] if lost_ns is None else lost_ns
         if names_place:
-            text += self.mostly(rows, time_ns)
+            text += self.mostly(rows, time_ns, place)
         if "evidence" not in details:
-            details["evidence"] = self.evidence(rows, time_ns.astype(np.int64))
+            details["evidence"] = self.evidence(rows, time_ns.astype(np.int64), place)
         return self.finding(
             float(time_ns.sum()), text, change=self.saving(rows, lost_ns), **details
         )

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import Ints
+from unified_prof.arrays.intervals import NONE
 from unified_prof.explain.advice.device_context import (
     PARTS,
     Cause,
@@ -334,7 +335,17 @@ def recomputation(context: DeviceContext) -> Iterator[Cause]:
         yield context.finding(cost, text, **details)
     else:
         context.explained[rows] = True
-        yield context.tasks_finding(text, rows, **details)
+        # Name the repeated operation, not the one in whose backward pass it is repeated.
+        outermost, all_again = np.zeros(len(framework), bool), np.flatnonzero(again)
+        around = framework.around(all_again, again[:-1])
+        outermost[all_again[around == NONE]] = True
+        around = np.where(
+            outermost[call[rows]], call[rows], framework.around(call[rows], outermost)
+        )
+        (texts, name), (stacks, stack) = framework.names(around), framework.stacks(around)
+        lines = [(text or "").rpartition("\n")[2] or None for text in stacks]
+        places = {row: (texts[name[at]], lines[stack[at]]) for at, row in enumerate(rows.tolist())}
+        yield context.tasks_finding(text, rows, place=places.__getitem__, **details)
 
 
 # Minimum share of kernel time of memory-bound kernels that torch.compile could fuse.
