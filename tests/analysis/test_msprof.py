@@ -89,9 +89,11 @@ def test_step_is_not_idle_while_tasks_of_another_step_run(tmp_path: Path) -> Non
     assert (first.extra["idle_ns"], second.extra["idle_ns"]) == (100, 100)
 
 
-@pytest.mark.parametrize("is_late", [True, False])
-def test_parts_of_steps_add_up_to_their_length(tmp_path: Path, is_late: bool) -> None:
-    """The device of a late host runs work of earlier steps, whose launches were not recorded."""
+@pytest.mark.parametrize(
+    ("is_late", "graph"), [(True, True), (True, False), (False, True), (False, False)]
+)
+def test_parts_of_steps_add_up_to_their_length(tmp_path: Path, is_late: bool, graph: bool) -> None:
+    """The device runs work of earlier steps, or of a graph, whose launches were not recorded."""
     delay_ns = 2500 if is_late else 0
     with Device(tmp_path / "msprof_1.db") as device:
         for number, start in ((1, 0), (2, 1000)):
@@ -99,6 +101,8 @@ def test_parts_of_steps_add_up_to_their_length(tmp_path: Path, is_late: bool) ->
             device.runtime(start + 10, start + 20, "launch", number)
             begin = start + 100 + delay_ns
             device.task(begin, begin + 500, kernel=("a", "A"), connection=number)
+        if graph:
+            device.runtime(1, 2, "graphLaunch", 9)
         if is_late:
             device.collective(1100, 2300, "hcom_allReduce__1", "hcom_allReduce_")
             device.task(2200, 2500, copy=64)
@@ -107,8 +111,9 @@ def test_parts_of_steps_add_up_to_their_length(tmp_path: Path, is_late: bool) ->
         figures = {name: value or 0 for name, value in row.extra.items()}
         exposed = figures["communication_ns"] - figures["overlap_ns"]
         copied = (row.total_ns or 0) - figures["compute_ns"] - exposed - figures["idle_ns"]
-        assert copied == (200 if is_late and row is first else 0)  # the part without overlap
-    assert first.extra["communication_ns"] == (1200 if is_late else None)
+        has_copy = is_late and graph and row is first
+        assert copied == (200 if has_copy else 0)  # the part without overlap
+    assert first.extra["communication_ns"] == (1200 * graph if is_late else None)
 
 
 def test_collective_lasts_from_its_first_to_its_last_task(tmp_path: Path) -> None:

@@ -25,9 +25,17 @@ class TaskSteps:
     """The step that launched each device task, UNKNOWN outside steps."""
 
     def __init__(
-        self, step: Callable[[Ints, Ints], NDArray[np.int32]], tasks: Tasks, comms: Collectives
+        self,
+        step: Callable[[Ints, Ints], NDArray[np.int32]],
+        tasks: Tasks,
+        comms: Collectives,
+        queued_ns: int = 0,
     ) -> None:
-        """Store the tables and `step`, which returns steps for connection ids and start times."""
+        """Store the tables and `step`, which returns steps for connection ids and start times.
+
+        Until `queued_ns`, the device runs tasks that were launched before the recording began.
+        """
+        self.queued_ns = queued_ns
         self._step, self._tasks, self._comms = step, tasks, comms
 
     def steps_of(self, rows: TaskRows) -> NDArray[np.int32]:
@@ -174,7 +182,7 @@ def step_windows(
         comm_mine &= comms.device == device
     np.maximum.at(work_ends, task_steps.comms[comm_mine], comms.end_ns[comm_mine])
     begins, ends = [], []
-    done_ns = 0
+    done_ns = task_steps.queued_ns
     for (_, start_ns, end_ns), work_end_ns in zip(steps, work_ends.tolist(), strict=True):
         begin_ns, done_ns = max(start_ns, done_ns), max(end_ns, work_end_ns, done_ns)
         begins.append(min(begin_ns, done_ns))

@@ -20,7 +20,7 @@ from unified_prof.recording import steps as step_trace
 from unified_prof.recording.annotations import STEP, Ranges, Regions
 from unified_prof.recording.annotations import read as read_annotations
 from unified_prof.recording.breakdowns import host_calls
-from unified_prof.recording.calls import COMMUNICATION, KERNEL, Calls, PackedCalls
+from unified_prof.recording.calls import COMMUNICATION, COPY, KERNEL, UNKNOWN, Calls, PackedCalls
 from unified_prof.recording.collectives import CollectiveNames, Collectives
 from unified_prof.recording.device import DeviceWork, StepWindows, TaskSteps, step_windows
 from unified_prof.recording.device_tasks import Work
@@ -28,6 +28,7 @@ from unified_prof.recording.framework import Framework
 from unified_prof.recording.host_calls import HostCalls, TaskQueue, load_task_queue
 from unified_prof.recording.idle_time import IdleTime
 from unified_prof.recording.model import BreakdownSpec, By, Clock, Kind
+from unified_prof.recording.names import LAUNCHES, LAUNCHES_GRAPH
 from unified_prof.recording.python_frames import PythonCalls, python_calls
 from unified_prof.recording.source import (
     NOTHING_KNOWN,
@@ -326,9 +327,36 @@ class Recording:
     def _task_steps(self, steps: Steps) -> TaskSteps:
         def step(connection: Ints, start_ns: Ints) -> NDArray[np.int32]:
             row = self.host_calls.launching(connection)
-            return step_of(self.program_ns(row, start_ns), steps).astype(np.int32)
+            result = step_of(self.program_ns(row, start_ns), steps).astype(np.int32)
+            result[(row < 0) & (start_ns < self.queued_ns)] = UNKNOWN
+            return result
 
-        return TaskSteps(step, self.tasks, self.comms)
+        return TaskSteps(step, self.tasks, self.comms, self.queued_ns)
+
+    @cached_property
+    def queued_ns(self) -> int:
+        """End of the tasks that were enqueued before the recording began; 0 if none is known.
+
+        A stream runs tasks in their order: those that run after the first recorded launch, and
+        before its task, were launched earlier.
+        """
+        calls, end_ns, launched_ns = self.host_calls, 0, step_trace.FOREVER
+        if not len(calls) or len(self.device_numbers) != 1:
+            return 0
+        for rows in self.tasks.in_time():
+            row = calls.launching(rows.connection)
+            known = np.flatnonzero(row >= 0)
+            before = (row < 0) & np.isin(rows.kind, (KERNEL, COPY, COMMUNICATION))
+            before &= rows.start_ns < rows.start_ns[known].min(initial=step_trace.FOREVER)
+            end_ns = max(end_ns, int(rows.end_ns[before].max(initial=0)))
+            if len(known):
+                first = known[rows.start_ns[known].argmin()]
+                launched_ns = int(calls.start_ns[row[[first]]][0])
+                break
+        launches = calls.matching(self.strings, lambda text: LAUNCHES(text) or LAUNCHES_GRAPH(text))
+        if calls.start_ns[launches].min(initial=launched_ns) < launched_ns:
+            return 0  # It may have launched the tasks before.
+        return end_ns if end_ns > launched_ns else 0
 
     def program_ns(self, row: NDArray[np.integer], otherwise_ns: Ints) -> Ints:
         """Return when the program enqueued the launches in rows of `host_calls`.
