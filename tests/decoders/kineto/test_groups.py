@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.decoders.kineto.builders import RowSink, call, decode_events, kernel, operation
+from tests.decoders.kineto.builders import RowSink, call, complete, decode_events, kernel, operation
 from unified_prof.base.columns import NO_RANK
 from unified_prof.decoders.kineto.collector import strided_ranks
 
@@ -56,6 +56,24 @@ def test_sender_and_receiver_are_numbers_within_the_group(tmp_path: Path) -> Non
     assert source_and_target(decode_on_host(tmp_path, "recv", Rank=0)) == (0, 1)
 
     assert source_and_target(decode_on_host(tmp_path, "allreduce", Rank=1)) == (NO_RANK, NO_RANK)
+
+
+@pytest.mark.parametrize(
+    ("kind", "arrow", "ends"), [("send", "->", (1, 2)), ("recv", "<-", (2, 1))]
+)
+def test_peer_is_taken_from_the_launch_if_the_kernel_has_none(
+    kind: str, arrow: str, ends: tuple[int, int], tmp_path: Path
+) -> None:
+    """Kernels of torch 2.4 have the group of a transfer, but not its peer."""
+    task = kernel(30, 10, 3, name=NCCL, args=parameters(kind))
+    by_rank = operation("record_param_comms", 10, 20, args=parameters(kind, Rank=2))
+    assert (
+        source_and_target(decode_events(tmp_path, by_rank, call(15, 5, 3), task, **SESSION)) == ends
+    )
+    by_name = complete("user_annotation", f"nccl:{kind} 1{arrow}2", 12, 15)
+    events = (operation("record_param_comms", 10, 20), by_name, call(15, 5, 3), task)
+    sink = decode_events(tmp_path, *events, **SESSION)
+    assert source_and_target(sink) == ends
 
 
 def test_peer_outside_the_group_is_counted_as_anomaly(tmp_path: Path) -> None:

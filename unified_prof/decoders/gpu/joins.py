@@ -11,7 +11,7 @@ from contextlib import ExitStack
 
 import numpy as np
 
-from unified_prof.arrays.grouping import NOWHERE, Ints, find
+from unified_prof.arrays.grouping import NOWHERE, Bools, Ints, find
 from unified_prof.arrays.intervals import NONE, call_order, containing, inherit
 from unified_prof.base.columns import MISSING
 from unified_prof.decoders.gpu import rows as r
@@ -107,6 +107,7 @@ class Correlator:
             tasks["connection"][found] = connections[launch[found]]
             for field in _FROM_CALL:
                 tasks[field][found] = launching[field]
+            self._add_peers(tasks, found, launching["collective"])
             for field in ("collective", "size", "geometry", "shared_memory"):
                 tasks[field][found] = np.where(
                     tasks[field][found] == MISSING, launching[field], tasks[field][found]
@@ -118,6 +119,17 @@ class Correlator:
                 count = int(np.count_nonzero(ambiguous))
                 self._sink.anomaly("ambiguous_launch", count, "matched by operation and time")
         return tasks
+
+    def _add_peers(self, tasks: Rows, found: Bools | slice, launching: Ints) -> None:
+        """Add the peer that only the launch has to the sends and receives among `tasks`."""
+        collectives = self._parts.collectives
+        kernels = tasks["collective"][found]
+        for at in np.flatnonzero((kernels != MISSING) & (launching != MISSING)).tolist():
+            call = collectives.all[kernels[at]]
+            if call.lacks_peer:
+                with_peer = call.with_peer(collectives.all[launching[at]])
+                kernels[at] = collectives.number(with_peer)
+        tasks["collective"][found] = kernels
 
     def _join_external_ids(self, orphans: Spool, tasks: Spool) -> None:
         """Join `orphans` with operations by their `External id`, and add them to `tasks`."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -343,6 +343,23 @@ class Collective:
     peer: int = MISSING
     strided_ranks: tuple[int, ...] = ()  # Global ranks of a group, if recorded as start and stride.
     message_bytes: int = MISSING  # Bytes of the larger message, if recorded directly.
+
+    @property
+    def lacks_peer(self) -> bool:
+        """True for a send or receive whose other end is unknown."""
+        return self._end is not None and getattr(self, self._end) == MISSING
+
+    def with_peer(self, launch: Collective) -> Collective:
+        """Return this send or receive with the group rank of its peer from its launch."""
+        end = self._end
+        if end is None or launch._end != end:
+            return self
+        peer = getattr(launch, end)
+        return replace(self, **{end: launch.peer if peer == MISSING else peer})
+
+    @property
+    def _end(self) -> str | None:
+        return {"send": "target_rank", "recv": "source_rank"}.get(self.name.lower())
 
     @property
     def element_bytes(self) -> int:

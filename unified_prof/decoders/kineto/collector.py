@@ -8,6 +8,7 @@ tables contain group ranks, as in the vendors' databases.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -34,6 +35,8 @@ from unified_prof.decoders.kineto.merged import Labels
 from unified_prof.decoders.spool import Rows, windows
 
 _GAP = "..."
+# Annotation of a transfer, and the group rank of its peer: `send 0->1`, `recv 0<-1`.
+_TRANSFER = re.compile(r"(send|recv) \d{1,9}(?:->|<-)(\d{1,9})", re.ASCII)
 # Maximum size of a group whose ranks are computed from start and stride.
 _MAX_RANKS = 1 << 20
 Ranks = tuple[int, ...]
@@ -171,9 +174,12 @@ def parse_collective(text: bytes) -> Collective | None:
 
 
 def from_annotation(name: str, elements: int, dtype: str) -> Collective:
-    """Return the collective for an annotation such as `nccl:all_reduce` and its first input."""
+    """Return the collective for an annotation such as `nccl:send 0->1` and its first input."""
+    kind = name.removeprefix(ANNOTATION_PREFIX)
+    transfer = _TRANSFER.fullmatch(kind)
     return Collective(
-        name=name.removeprefix(ANNOTATION_PREFIX),
+        name=transfer[1] if transfer else kind,
+        peer=int(transfer[2]) if transfer else MISSING,
         dtype=dtype or NOT_AVAILABLE,
         in_elements=elements,
     )
