@@ -61,7 +61,13 @@ def order(stage: int, chunks: int, batches: int = 8) -> Iterator[tuple[bool, int
         yield False, *backward[at]
 
 
-def pipeline(chunks: int, more: Mapping[int, int] | None = None, *, early: bool = False) -> Program:
+def pipeline(
+    chunks: int,
+    more: Mapping[int, int] | None = None,
+    *,
+    early: bool = False,
+    kernels: int = 3,
+) -> Program:
     """Return a pipeline whose ranks have several model chunks, and more kernels in some stages.
 
     If `early`, the receive of a chunk is posted before the chunk that precedes it.
@@ -82,8 +88,8 @@ def pipeline(chunks: int, more: Mapping[int, int] | None = None, *, early: bool 
                 posted.append(receive(*todo[at + early]))
             if (got := posted.pop(0)) is not None:
                 yield got
-            for _ in range(3 + (more or {}).get(stage, 0)):
-                rank.kernel((200 if forward else 400) * US)
+            for _ in range(kernels + (more or {}).get(stage, 0)):
+                rank.kernel((600 if forward else 1200) * US / kernels)
             if place != (last if forward else 0):
                 target = (stage + (1 if forward else -1)) % len(STAGES)
                 rank.message(STAGES, 8 * MIB, 40 * US, to=target)
@@ -213,6 +219,21 @@ def test_fault_of_a_stage_of_one_rank_is_found_with_its_cost(
     assert (first.kind, first.ranks) == (kind, (*slow, *more))
     assert {one.kind for one in rest} <= {"pipeline_bubble"}
     assert first.cost_ms_per_step == pytest.approx(length - usual, rel=0.05)
+
+
+def test_more_kernels_of_a_stage_in_the_world_group_are_more_work_and_no_late_launches() -> None:
+    """Without a group of the pipeline, each stage is a rank without peers."""
+
+    def found(more: Mapping[int, int]) -> tuple[list[Finding], float]:
+        program = pipeline(1, more, kernels=30)
+        run = run_programs({STAGES: "default_pg"}, program, world=len(STAGES), steps=6)
+        return summarize_run(recorded(run)).ranked, run.step_ns / MS
+
+    (first, *rest), length = found({2: 20})
+    assert (first.kind, first.ranks) == ("more_work", (2,))
+    assert {one.kind for one in rest} <= {"pipeline_bubble"}
+    # The cost excludes the gaps between the additional kernels.
+    assert first.cost_ms_per_step == pytest.approx(length - found({})[1], rel=0.15)
 
 
 LATE = 5 * MS

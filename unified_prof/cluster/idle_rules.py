@@ -341,8 +341,9 @@ def _slow_launches(
     steps = max(len(context.steps), 1)
     gaps: dict[int, float] = {}
     cut: dict[tuple[int, int], float] = {}
-    for rank in ranks:
-        gap_ns = max(float(signals.gap[rank] - signals.peers_gap[rank]), 0.0)
+    usual = np.array([_usual_gap(context, rank) for rank in ranks])
+    for rank, usual_ns in zip(ranks, usual.tolist(), strict=True):
+        gap_ns = max(float(signals.gap[rank]) - usual_ns, 0.0)
         intervals = context.replay.mark_intervals(rank, idle=True)
         if elsewhere := _elsewhere(context, rank):
             segments = excess_segments(context, rank, elsewhere, idle=True)
@@ -358,9 +359,7 @@ def _slow_launches(
         for one in intervals:
             late_ns = min(one.ns, gap_ns * one.kernels)
             cut[rank, one.mark] = max(late_ns, cut.get((rank, one.mark), 0.0))
-    gap_us, usual_us = (
-        float(np.median(values[ranks])) / 1e3 for values in (signals.gap, signals.peers_gap)
-    )
+    gap_us, usual_us = (float(np.median(values)) / 1e3 for values in (signals.gap[ranks], usual))
     idle_ms = float(np.median([excess_ns[rank] for rank in ranks])) / NS_PER_MS
     figures = {
         "gap_us": round(gap_us, 2),
@@ -376,6 +375,15 @@ def _slow_launches(
         text = f"host-bound: host {host}: the devices of {len(ranks)} ranks are {idle}"
     change = ReplayChange(gap_ns=gaps, interval_ns=cut)
     return Candidate(HOST_BOUND, ranks, context.steps, change, text, figures)
+
+
+def _usual_gap(context: RuleContext, rank: int) -> float:
+    """Return the idle time after each kernel of the peers; of all others if a rank has none."""
+    usual = float(context.signals.peers_gap[rank])
+    if np.isfinite(usual):
+        return usual
+    others = context.signals.gap[_elsewhere(context, rank)]
+    return float(np.median(others)) if len(others) else 0.0
 
 
 def _idle_intervals(

@@ -255,9 +255,12 @@ def collect_signals(
     hosts = [facts.host for facts in matched.facts]
     kernels = kernel_ratios(matched, roles.peers, steps)
     everyone = np.zeros(len(matched.ranks), np.int64)
+    launches = kernels.count.sum(axis=1).astype(np.int64)
     peers_idle_at = _by_column(idle_at, roles.peers)
     if not roles.by_stage:  # a rank that also logs or validates is the only one with its role
-        of_all = _by_column(idle_at, everyone)
+        # A rank with more kernels is idle between them more often.
+        more = np.maximum(launches / max(float(np.median(launches)), 1.0), 1.0)
+        of_all = _by_column(idle_at, everyone) * more[:, np.newaxis]
         peers_idle_at = np.where(np.isnan(peers_idle_at), of_all, peers_idle_at)
     with np.errstate(divide="ignore", invalid="ignore"):
         slowness_at = np.log(work_at / _by_column(work_at, roles.peers))
@@ -268,7 +271,7 @@ def collect_signals(
         work=work,
         peers_work=peers_median(work, roles.peers),
         slowness_at=slowness_at,
-        launches=kernels.count.sum(axis=1).astype(np.int64),
+        launches=launches,
         gap=gap,
         peers_gap=median_elsewhere(gap, roles.peers, hosts),
         median_gap=median_gap,

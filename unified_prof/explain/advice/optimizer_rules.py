@@ -300,7 +300,11 @@ def loop_of_operations(context: DeviceContext, idle: IntervalSet) -> tuple[str, 
     texts, name = framework.names(calls)
     spent: Counter[tuple[str, str]] = Counter()
     runs: Counter[tuple[str, str]] = Counter()
+    counted = np.zeros(len(calls), bool)
     for low, high, body in repeated(name.astype(np.int64), MIN_ROWS):
+        if counted[low:high].any():  # two runs of a loop are a loop of twice the period
+            continue
+        counted[low:high] = True
         line = work.place(int(context.tasks.row[row[first[low]]]))[1] or ""
         operations = dict.fromkeys(texts[one] for one in name[low : low + body].tolist())
         loop = ", ".join(operations), line
