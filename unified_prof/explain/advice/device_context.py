@@ -48,6 +48,7 @@ _SAMPLES, _MOST, _MAX_NAME = 100, 0.6, 60
 MAX_COVER_LENGTHS = 20
 # Shorter gaps are between launches: the function around them does not explain them.
 MIN_NAMED_GAP_NS = 500_000
+_REDUCER = "torch.distributed.ddp.reducer::"  # Prefix of the functions of DDP in C++.
 
 FRAME = re.compile(r"(?P<file>[^\n]+?)\((?P<line>\d+)\): (?P<name>.+)$")
 
@@ -436,12 +437,16 @@ class DeviceContext(AnalyzedTime):
 
     @cached_property
     def host_code(self) -> HostCode:
-        """Python functions and annotations of the host, without profiler steps and operations."""
+        """Python functions and annotations of the host, without profiler steps and operations.
+
+        The functions of DDP in C++ are recorded as operations, but are none.
+        """
         recording, framework = self.recording, self.recording.framework
         frames = recording.python_calls
         if framework is None:
             return HostCode(*frames)
         ranges = np.flatnonzero(framework.is_annotation)
+        ranges = np.union1d(ranges, framework.matching(lambda text: text.startswith(_REDUCER)))
         names, name = framework.names(ranges)
         wanted = np.array([not recording.is_step_range(text) for text in names] or [False])[name]
         ranges, name = ranges[wanted], name[wanted]

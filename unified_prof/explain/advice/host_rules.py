@@ -93,6 +93,8 @@ def host_bound(context: DeviceContext) -> Iterator[Cause]:
             text += f", most in {rows[0]['name']}"
             text += f" at {rows[0]['line']}" if "line" in rows[0] else ""
             advice = "make this code faster, or run it less often or in another thread"
+            if rows[0]["name"].endswith("search_unused_parameters"):
+                advice = "pass find_unused_parameters=False or static_graph=True to DDP"
         elif not context.steps:
             text += ", or waits for requests (no steps recorded)"
             is_sure = False
