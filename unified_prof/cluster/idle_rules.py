@@ -44,6 +44,7 @@ _USUAL_GAP_NS = 2_000.0  # Usual gap between two enqueued kernels on devices of 
 # Minimum share of a step that all ranks wait for input, or are idle between kernels.
 _MIN_INPUT_SHARE_OF_ALL = 0.1
 _MIN_IDLE_SHARE_OF_ALL = 0.05
+_MIN_LONG_IDLE_SHARE_OF_ALL = 0.1  # The same if it is in a few long intervals.
 # Minimum idle time, as a share of a step, to report without a recorded cause.
 _MIN_IDLE_SHARE = 0.005
 # With fewer ranks, half of them may be late: each rank is compared with its own other steps.
@@ -144,9 +145,10 @@ def _idle_on_all_ranks(context: RuleContext) -> Iterator[Candidate]:
         return
     gap_ns = float(np.median(signals.gap))
     idle_ns = gap_ns * float(np.median(signals.launches)) / max(len(context.steps), 1)
-    if float(np.median(signals.median_gap)) <= _MIN_GAP_EXCESS * gap_ns:
-        return  # a few long pauses
-    if gap_ns <= 2 * _USUAL_GAP_NS or idle_ns <= _MIN_IDLE_SHARE_OF_ALL * context.step_ns:
+    is_general = float(np.median(signals.median_gap)) > _MIN_GAP_EXCESS * gap_ns
+    is_long = gap_ns > 2 * _USUAL_GAP_NS and idle_ns > _MIN_IDLE_SHARE_OF_ALL * context.step_ns
+    if not (is_general and is_long):
+        yield from _idle_at_places(context)
         return
     ranks = np.flatnonzero(signals.gap > 2 * _USUAL_GAP_NS).tolist()
     cut: dict[tuple[int, int], float] = {}
@@ -165,6 +167,31 @@ def _idle_on_all_ranks(context: RuleContext) -> Iterator[Candidate]:
     }
     change = ReplayChange(interval_ns=cut)
     yield Candidate(HOST_BOUND, ranks, context.steps, change, text, figures)
+
+
+def _idle_at_places(context: RuleContext) -> Iterator[Candidate]:
+    """Yield all ranks if their devices are idle for long at a few places of every step."""
+    signals = context.signals
+    idle_ns = float(_row_medians(signals.idle_at).min(initial=np.inf))  # others may be late
+    if len(context.steps) < _MIN_STEPS or len(signals.idle_at) < 2:
+        return
+    if not idle_ns > _MIN_LONG_IDLE_SHARE_OF_ALL * context.step_ns:
+        return
+    ranks = range(len(signals.idle_at))
+    cut: dict[tuple[int, int], float] = {}
+    for rank in ranks:  # what a step has more is a pause
+        cut |= _idle_intervals(context, rank, dict.fromkeys(signals.steps, idle_ns))
+    if not cut:
+        return
+    where = _location(context, max(cut, key=lambda at: cut[at]))
+    text = (
+        f"host-bound: the devices of all ranks are idle for {format_time(idle_ns)} or more in "
+        f"every step, mostly {where}; `uprof advise --rank {context.global_ranks([0])[0]}` may "
+        "name the cause"
+    )
+    figures = {"idle_ms_per_step": round(idle_ns / NS_PER_MS, 4), "where": where}
+    change = ReplayChange(interval_ns=cut)
+    yield Candidate(HOST_BOUND, ranks, context.steps, change, text, figures, bound_ns=idle_ns)
 
 
 def late_input(context: RuleContext) -> Iterator[Candidate]:

@@ -354,8 +354,11 @@ class Collective:
         end = self._end
         if end is None or launch._end != end:
             return self
-        peer = getattr(launch, end)
-        return replace(self, **{end: launch.peer if peer == MISSING else peer})
+        peer: int = getattr(launch, end)
+        peer = launch.peer if peer == MISSING else peer
+        if end == "source_rank":
+            return replace(self, source_rank=peer)
+        return replace(self, target_rank=peer)
 
     @property
     def _end(self) -> str | None:
