@@ -82,6 +82,16 @@ def test_wait_for_ranks_without_recordings_is_no_setup(recorded: int) -> None:
     assert (setups == {None}) == (recorded < 4)
 
 
+@pytest.mark.parametrize(("recorded", "missing_ms"), [(8, 0), (2, 0), (2, 30)])
+def test_rank_that_waits_for_a_missing_one_is_no_straggler(recorded: int, missing_ms: int) -> None:
+    """Rank 1 is 4 ms late; if rank 5 is 30 ms late, no rank gains from an earlier rank 1."""
+    stops = {1: 4_000_000, **({5: missing_ms * 1_000_000} if missing_ms else {})}
+    plan = Plan(tp=1, dp=8, pp=1, batches=2, stops=stops, stop_where="begin")
+    found = summarize_run(partials_of(simulate(plan))[:recorded])
+    kinds = {one.kind for one in found.ranked if one.ranks == (1,)}
+    assert kinds == (set() if missing_ms else {"late_rank"})
+
+
 def test_bubble_is_what_is_left_after_a_slow_rank_is_fixed() -> None:
     healthy = next(one for one in summary(BUBBLE)[0].ranked if one.kind == "pipeline_bubble")
     found, _ = summary(replace(BUBBLE, slow={1: 1.4}))

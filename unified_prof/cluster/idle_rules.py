@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from unified_prof.arrays.grouping import NO_VALUE, Bools, Floats
+from unified_prof.arrays.grouping import NO_VALUE, Bools, Floats, Ints
 from unified_prof.cluster.matching import run_size
 from unified_prof.cluster.rank_partial import MARK_START, MARK_STEP
 from unified_prof.cluster.rank_signals import (
@@ -29,6 +29,7 @@ from unified_prof.cluster.rule_context import (
     remove_excess,
     steps_text,
 )
+from unified_prof.cluster.waits import mostly_recorded
 
 HOST_BOUND = "host_bound"
 LATE_INPUT = "late_input"
@@ -85,7 +86,7 @@ def idle_devices(context: RuleContext) -> Iterator[Candidate]:
     # Slow launches affect all steps: only much more idle time in some of them is a pause.
     for rank, ns in launch_bound.items():
         excess[rank] = idle[rank] - _row_medians(idle[[rank]])[0] - ns / 2
-    late = _outliers(context, excess, idle, _MIN_IDLE_SHARE)
+    late = _outliers(context, excess, idle, _MIN_IDLE_SHARE) & (excess > _wait_for_missing(context))
     if len(context.steps) < _MIN_STEPS:  # which of two steps is usual is unknown
         late = late & late.all(axis=1, keepdims=True)
     pauses: list[Candidate] = []
@@ -109,6 +110,20 @@ def idle_devices(context: RuleContext) -> Iterator[Candidate]:
         pauses = [one for one in pauses if one.ranks[0] not in alike]
         yield _late_ranks(context, context.steps, alike)
     yield from _scattered_pauses(context, pauses) or pauses
+
+
+def _wait_for_missing(context: RuleContext) -> Ints:
+    """Return how long ranks wait for missing ones in each step, ns, where few are recorded.
+
+    A shorter delay of a recorded rank costs nothing.
+    """
+    events = context.matched.events
+    waits = np.where(mostly_recorded(context.matched), 0, context.waits.setup).clip(0)
+    steps = np.array(context.signals.steps, np.int64)
+    known = np.flatnonzero((waits > 0) & np.isin(events.step, steps))
+    total = np.zeros(len(steps), np.int64)
+    np.add.at(total, np.searchsorted(steps, events.step[known]), waits[known])
+    return total
 
 
 def _slow_launches_by_gaps(context: RuleContext) -> dict[int, float]:
