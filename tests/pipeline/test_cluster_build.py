@@ -487,19 +487,18 @@ def test_command_warns_about_unreadable_ranks_and_fails_if_strict(run: Path, tar
 
 KILLED = """
 import os, signal, sys
-from pathlib import Path
-from unified_prof.migrate.upgrade import create
-from unified_prof.schema import catalogue
-from unified_prof.pipeline import cluster_map, remote
 
-original = cluster_map.partials_of
+if "spawn_main" in str(sys.orig_argv):  # a worker, not a scheduler or a resource tracker
+    from unified_prof.pipeline import cluster_map
 
-def deadly(path, rank=None):
-    if path.name == "rank2.db":
-        os.kill(os.getpid(), signal.SIGKILL)
-    return original(path, rank)
+    original = cluster_map.partials_of
 
-cluster_map.partials_of = deadly
+    def deadly(path, rank=None):
+        if path.name == "rank2.db":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return original(path, rank)
+
+    cluster_map.partials_of = deadly
 """
 
 
