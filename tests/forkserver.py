@@ -79,7 +79,7 @@ def request_of(
     """Return what a fork needs to know of a command, or None for a new interpreter."""
     environment = dict(os.environ if given["env"] is None else given["env"])
     words, folder = given["args"], str(Path.cwd() / (given["cwd"] or ""))
-    words = [os.fspath(each) for each in words] if isinstance(words, (list, tuple)) else [words]
+    words = [os.fsdecode(each) for each in words] if isinstance(words, (list, tuple)) else [words]
     if nested and words[1:2] == ["-u"]:  # workers of pytest-xdist, which use descriptors
         del words[1]
     if any(given[name] != value for name, value in FORKED.items()) or len(words) < 2:

@@ -87,7 +87,8 @@ def test_what_a_fork_cannot_do_is_a_new_interpreter(
 def test_command_is_a_fork_of_what_it_imports(kind: str) -> None:
     """A module that IMPORTED names and that does not exist would end the server."""
     code = f"import {kind}; print('tests/forkserver.py' in open('/proc/self/cmdline').read())"
-    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "True\n"
+    for program in (sys.executable, os.fsencode(sys.executable)):
+        assert subprocess.check_output([program, "-c", code], text=True) == "True\n"
     assert Popen.servers[kind][1].poll() is None
 
 
