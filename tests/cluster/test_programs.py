@@ -236,6 +236,18 @@ def test_more_kernels_of_a_stage_in_the_world_group_are_more_work_and_no_late_la
     assert first.cost_ms_per_step == pytest.approx(length - found({})[1], rel=0.15)
 
 
+def test_messages_of_many_sizes_are_named_by_their_range() -> None:
+    def program(rank: Rank) -> Iterator[Operation]:
+        for layer in range(4):
+            rank.kernel(300 * US)
+            size = (8 + 4 * rank.step + layer) * MIB
+            yield rank.post("all_to_all", WORLD, size, 400 * US)
+
+    ((finding,), _) = findings(program)
+    assert finding.kind == "exposed_communication"
+    assert "most in all_to_all of 8.00 MiB to 31.0 MiB, 4 per step" in finding.text
+
+
 LATE = 5 * MS
 # The faults: program, slow ranks, healthy program, finding, and the relative error of its cost.
 FAULTS: dict[str, tuple[Program, dict[int, float], Program, tuple[str, Group], float]] = {

@@ -254,7 +254,10 @@ def _most(context: RuleContext, places: Ints) -> str:
     number = number.ravel()
     most = int(np.bincount(number, context.waits.transfer[places]).argmax())
     kind, size = (int(value) for value in found[most])
-    groups = len(np.unique(events.group[places[number == most]]))
-    count = int((number == most).sum()) / groups / len(context.steps)
-    of_size = f" of {scaled(size, SIZES)}" if size > 0 else ""
+    alike, of_size = number == most, f" of {scaled(size, SIZES)}" if size > 0 else ""
+    if alike.sum() < len(context.steps):  # sizes that differ from step to step
+        alike = keys[:, 0] == kind
+        low, high = (int(end) for end in np.quantile(keys[alike, 1], (0, 1)))
+        of_size = f" of {scaled(max(low, 0), SIZES)} to {scaled(high, SIZES)}"
+    count = int(alike.sum()) / len(np.unique(events.group[places[alike]])) / len(context.steps)
     return f"most in {matched.kinds[kind]}{of_size}, {count:,.3g} per step"
