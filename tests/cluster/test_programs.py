@@ -236,6 +236,19 @@ def test_more_kernels_of_a_stage_in_the_world_group_are_more_work_and_no_late_la
     assert first.cost_ms_per_step == pytest.approx(length - found({})[1], rel=0.15)
 
 
+def test_gaps_that_only_waiting_ranks_hide_are_not_idle_time_of_a_slow_rank() -> None:
+    def program(rank: Rank) -> Iterator[Operation]:
+        for _ in range(4):
+            for _ in range(50):
+                rank.kernel(40 * US)
+            reduce = rank.post("all_reduce", WORLD, 16 * MIB, 100 * US)
+        yield reduce
+        rank.kernel(MS, "Adam")
+
+    found, _ = findings(program, {5: 1.15})
+    assert [(one.kind, one.ranks) for one in found] == [("slow_rank", (5,))]
+
+
 def test_messages_of_many_sizes_are_named_by_their_range() -> None:
     def program(rank: Rank) -> Iterator[Operation]:
         for layer in range(4):

@@ -99,7 +99,7 @@ def idle_devices(context: RuleContext) -> Iterator[Candidate]:
         spread = in_all and not context.on_hosts and _is_spread(context, rank)
         if rank not in launch_bound and spread:
             launch_bound[rank] = float(np.nansum(excess[rank])) / len(context.steps)
-        elif in_all or _has_pause(context, rank, late_ns):
+        elif _has_pause(context, rank, late_ns, in_all=in_all):
             pauses.append(_late_ranks(context, steps, {rank: late_ns}))
             if in_all:
                 together.setdefault(pauses[-1].figures["where"], {})[rank] = late_ns
@@ -160,9 +160,8 @@ def _idle_on_all_ranks(context: RuleContext) -> Iterator[Candidate]:
         return
     gap_ns = float(np.median(signals.gap))
     idle_ns = gap_ns * float(np.median(signals.launches)) / max(len(context.steps), 1)
-    is_general = float(np.median(signals.median_gap)) > _MIN_GAP_EXCESS * gap_ns
     is_long = gap_ns > 2 * _USUAL_GAP_NS and idle_ns > _MIN_IDLE_SHARE_OF_ALL * context.step_ns
-    if not (is_general and is_long):
+    if not is_long or float(np.median(signals.median_gap)) <= _MIN_GAP_EXCESS * gap_ns:
         yield from _idle_at_places(context)
         return
     ranks = np.flatnonzero(signals.gap > 2 * _USUAL_GAP_NS).tolist()
@@ -188,14 +187,12 @@ def _idle_at_places(context: RuleContext) -> Iterator[Candidate]:
     """Yield all ranks if their devices are idle for long at a few places of every step."""
     signals = context.signals
     idle_ns = float(_row_medians(signals.idle_at).min(initial=np.inf))  # others may be late
-    if len(context.steps) < _MIN_STEPS or len(signals.idle_at) < 2:
-        return
-    if not idle_ns > _MIN_LONG_IDLE_SHARE_OF_ALL * context.step_ns:
-        return
+    is_long = idle_ns > _MIN_LONG_IDLE_SHARE_OF_ALL * context.step_ns
     ranks = range(len(signals.idle_at))
-    cut: dict[tuple[int, int], float] = {}
-    for rank in ranks:  # what a step has more is a pause
-        cut |= _idle_intervals(context, rank, dict.fromkeys(signals.steps, idle_ns))
+    if not is_long or len(context.steps) < _MIN_STEPS or len(ranks) < 2:
+        return
+    by_step = dict.fromkeys(signals.steps, idle_ns)  # what a step has more is a pause
+    cut = {at: ns for rank in ranks for at, ns in _idle_intervals(context, rank, by_step).items()}
     if not cut:
         return
     where = _location(context, max(cut, key=lambda at: cut[at]))
@@ -205,8 +202,8 @@ def _idle_at_places(context: RuleContext) -> Iterator[Candidate]:
         "name the cause"
     )
     figures = {"idle_ms_per_step": round(idle_ns / NS_PER_MS, 4), "where": where}
-    change = ReplayChange(interval_ns=cut)
-    yield Candidate(HOST_BOUND, ranks, context.steps, change, text, figures, bound_ns=idle_ns)
+    fault = (HOST_BOUND, ranks, context.steps, ReplayChange(interval_ns=cut), text, figures)
+    yield Candidate(*fault, bound_ns=idle_ns)
 
 
 def late_input(context: RuleContext) -> Iterator[Candidate]:
@@ -342,22 +339,26 @@ def _is_spread(context: RuleContext, rank: int) -> bool:
     return sum(excess[: len(context.replay.steps)]) < _MAX_LONGEST_SHARE * sum(excess)
 
 
-def _has_pause(context: RuleContext, rank: int, idle_ns: Mapping[int, float]) -> bool:
+def _has_pause(
+    context: RuleContext, rank: int, idle_ns: Mapping[int, float], *, in_all: bool
+) -> bool:
     """Return True if the longest interval explains excess idle time, which is given by step.
 
-    If late launches limit all ranks, the last one is idle before each of many collectives, and the
-    others wait in them: it need not be much later.
+    If late launches limit all ranks, the last one need not be much later. In all steps, it may be
+    at many places, but not in usual gaps between kernels, which ranks that wait have as well.
     """
     replay = context.replay_of([*idle_ns])
+    gap_ns = _usual_gap(context, rank) if in_all else 0.0
     longest: list[dict[int, float]] = []
     for one in (rank, *_elsewhere(context, rank)[:_COMPARED_RANKS]):
         longest.append({})
         for interval in replay.mark_intervals(one, idle=True):
-            longest[-1][interval.step] = max(interval.ns, longest[-1].get(interval.step, 0.0))
+            ns = max(interval.ns - gap_ns * (interval.kernels + 1), 0.0)
+            other = longest[-1].get(interval.step, 0.0)
+            longest[-1][interval.step] = ns + other if in_all else max(ns, other)
     own, *others = longest
     usual = {step: np.median([one.get(step, 0.0) for one in others] or [0.0]) for step in own}
-    known = own.keys() & idle_ns
-    shares = [(own[step] - usual[step]) / idle_ns[step] for step in known]
+    shares = [(own[step] - usual[step]) / idle_ns[step] for step in own.keys() & idle_ns]
     return not shares or float(np.median(shares)) >= _MIN_PAUSE_SHARE
 
 
@@ -420,11 +421,9 @@ def _slow_launches(
 
 def _usual_gap(context: RuleContext, rank: int) -> float:
     """Return the idle time after each kernel of the peers; of all others if a rank has none."""
-    usual = float(context.signals.peers_gap[rank])
-    if np.isfinite(usual):
-        return usual
     others = context.signals.gap[_elsewhere(context, rank)]
-    return float(np.median(others)) if len(others) else 0.0
+    of_all = float(np.median(others)) if len(others) else 0.0
+    return float(np.nan_to_num(context.signals.peers_gap[rank], nan=of_all))
 
 
 def _idle_intervals(
