@@ -109,5 +109,6 @@ _PIECES = st.sampled_from([*"-+*=_~`#>|[]()!<&:.$@\\1ab \u00e4", "```", "---", "
 @settings(max_examples=300)
 @given(st.lists(_PIECES, min_size=1, max_size=12).map("".join))
 def test_renderers_show_any_text(text: str) -> None:
-    assume(text.strip() and not re.match(r"\s*\d+[.)]\s", text))  # Numbered lists are lists.
-    assert_means_itself(f"{text} end")
+    text = f"{text} end"
+    assume(text[:-4].strip() and not re.match(r"\s*\d+[.)]\s", text))  # Numbered lists are lists.
+    assert_means_itself(text)

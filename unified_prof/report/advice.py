@@ -177,7 +177,7 @@ def _analyzed_part(advice: Advice) -> str:
     if not advice.steps:
         excluded = excluded_part(advice)
         if advice.pauses and not advice.paused_in:
-            excluded[0] += " (without steps, a pause cannot be distinguished from a slow host)"
+            excluded[-1] += " (without steps, a pause cannot be distinguished from a slow host)"
         return "; ".join([f"{length}, no steps recorded", *excluded])
     many = "1 step" if advice.steps == 1 else f"{advice.steps} steps"
     several = f"{many}, {advice.statistic} {length}"

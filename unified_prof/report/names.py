@@ -426,28 +426,33 @@ _FEW_TASKS = 10  # So few tasks are named, because they hardly are a program.
 _REPLAYED_SHARE = 0.1
 
 
+EXCLUDED = "not analyzed: "  # Begin of the lines about a part of a recording without findings.
+
+
+def is_mostly_excluded(advice: Advice) -> bool:
+    """Return True if start-up and pauses of a recording without steps are most of its time."""
+    return not advice.steps and advice.paused_ms + (advice.before_ms or 0) > (advice.step_ms or 0)
+
+
 def excluded_part(advice: Advice) -> list[str]:
     """Describe the part of a recording that was excluded from the analysis."""
     length = format_duration(advice.paused_ms * 1e6)
     if advice.steps:
         first = ["the first step"] * (advice.steps < advice.recorded_steps > 2)
         long = [f"steps of more than three medians, in total {length}"] * bool(advice.pauses)
-        return [f"not analyzed: {', '.join(first + long)}"] if first or long else []
+        return [f"{EXCLUDED}{', '.join(first + long)}"] if first or long else []
     parts = []
+    if advice.before_ms:
+        before = f"{EXCLUDED}{format_duration(advice.before_ms * 1e6)} before the first device task"
+        mostly = f", mostly in {neutral(advice.before_in)}" if advice.before_in else ""
+        parts.append(before + mostly)
     if advice.pauses:
         several = advice.pauses > 1
         gaps = f"{advice.pauses} gaps, in total" if several else "a gap of"
-        parts.append(f"not analyzed: {gaps} {length}, in which the device is idle")
+        parts.append(f"{EXCLUDED}{gaps} {length}, in which the device is idle")
         if advice.paused_in:
             where = "in the longest, the host is" if several else "the host is"
-            parts[0] += f"; {where} mostly in {neutral(advice.paused_in)}"
-    if advice.before_ms:
-        before = (
-            f"not analyzed: {format_duration(advice.before_ms * 1e6)} before the first device task"
-        )
-        parts.append(
-            before + (f", mostly in {neutral(advice.before_in)}" if advice.before_in else "")
-        )
+            parts[-1] += f"; {where} mostly in {neutral(advice.paused_in)}"
     return parts
 
 

@@ -572,7 +572,11 @@ def add_findings(document: Document, figures: Figures) -> None:
         return
     shown = [selection.breakdown for selection in figures.selections[:1]]
     composed = composition(figures.summary, shown, advice)
-    for line in names.unexplained(figures.summary, shown, advice):
+    notes, before = analysis_notes(advice, figures.summary.path), []
+    first = names.unexplained(figures.summary, shown, advice)
+    if not first and advice.findings and names.is_mostly_excluded(advice):
+        before = [line for line in notes if line.startswith(names.EXCLUDED)]
+    for line in first or before:
         document.finding(names.NOT_MEASURED, line)
     for finding in advice.findings[:_MAX_FINDINGS]:
         document.finding(finding_cost(finding, advice), finding_summary(finding))
@@ -586,7 +590,7 @@ def add_findings(document: Document, figures: Figures) -> None:
         document.note(f"`uprof advise` shows {more}evidence and what to try")
         if all(map(_is_of_machine, advice.findings)):
             document.note("; ".join(["the program itself: no findings", *composed]))
-    for line in analysis_notes(advice, figures.summary.path):
+    for line in notes[len(before) :]:
         document.note(line)
 
 
