@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.cluster.simulated_run import Plan, SimulatedRun, partials_of, simulate
-from unified_prof.cluster import idle_rules, moe_imbalance, replay
+from unified_prof.cluster import findings, idle_rules, moe_imbalance, replay
 from unified_prof.cluster.rank_partial import (
     MARK_END,
     MARK_START,
@@ -417,6 +417,20 @@ def test_excess_is_removed_from_segment_parts_in_proportion() -> None:
 )
 def test_location_of_idle_time(mark: int, parts: tuple[int, int, int], text: str) -> None:
     assert idle_rules._location(one_interval(mark, parts, MARK_START), (0, 0)) == text
+
+
+def test_comparison_with_nothing_is_no_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A figure that is no number would make the stored run unreadable."""
+    rules = [
+        lambda context, rule=rule: (
+            replace(one, figures=one.figures | {"factor": float("nan")}) for one in rule(context)
+        )
+        for rule in findings.RULES
+    ]
+    plan = Plan(slow={5: 1.3})
+    assert [one.kind for one in findings_of(plan)[0]] == ["slow_rank"]
+    monkeypatch.setattr(findings, "RULES", rules)
+    assert findings_of(plan)[0] == []
 
 
 def test_location_of_idle_time_before_another_step() -> None:

@@ -83,7 +83,7 @@ _MIN_TREND_CORRELATION = 0.9
 
 def find_all(context: RuleContext) -> tuple[list[Finding], list[Finding]]:
     """Return the faults and the costs that all ranks share; a healthy run has no faults."""
-    candidates = [candidate for rule in RULES for candidate in rule(context)]
+    candidates = [one for rule in RULES for one in rule(context) if one.is_computed()]
     loaded = {
         rank
         for candidate in candidates
@@ -93,7 +93,8 @@ def find_all(context: RuleContext) -> tuple[list[Finding], list[Finding]]:
     candidates = [one for one in candidates if not _is_due_to_load(context, one, loaded)]
     faults = cost_findings(context, candidates)
     fixed = ReplayChange.merge([one.change for one in candidates])
-    return faults, cost_shared(context, fixed, [*shared_costs(context, fixed)])
+    shared = [one for one in shared_costs(context, fixed) if one.is_computed()]
+    return faults, cost_shared(context, fixed, shared)
 
 
 def _is_due_to_load(context: RuleContext, candidate: Candidate, loaded: set[int]) -> bool:

@@ -6,6 +6,7 @@ time per step that a replay of the run with that change saves.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -122,6 +123,11 @@ class Candidate:
     cost_ns: float | None = None  # Cost in each of `steps` if a replay cannot estimate it.
     # True if the change fixes more than the fault, so that its gain is an upper bound.
     is_bound: bool = False
+
+    def is_computed(self) -> bool:
+        """Return False if a figure is no number, because the run has nothing to compare with."""
+        figures = [one for one in self.figures.values() if isinstance(one, float)]
+        return all(map(math.isfinite, (self.cost_ns or 0.0, self.bound_ns, *figures)))
 
 
 def cost_findings(context: RuleContext, candidates: Sequence[Candidate]) -> list[Finding]:
