@@ -10,6 +10,7 @@ from tests.simulated.programs import CLOSE, FAULTS, Fault, run
 from unified_prof.base.text import NS_PER_MS
 from unified_prof.compare.device_tables import DeviceDifference
 from unified_prof.pipeline.convert import convert
+from unified_prof.report import device_sentences
 from unified_prof.report.device_sentences import finding_facts
 
 # Faults of each kind, and the programs that have them.
@@ -65,6 +66,13 @@ def test_the_headline_says_whether_a_finding_is_new(tmp_path: Path) -> None:
     # The trace of the healthy program has no events of the collector: the rule lacks its data.
     assert there.findings[0].base_ns is None
     assert dict(finding_facts(there))["finding"].startswith("unknown -> 6.0")
+    sentence = device_sentences.device_verdict(there).split(". ", 1)[1]
+    assert sentence.startswith("The finding that changed most costs 6.0")
+    assert "ms/step instead of an unknown time: " in sentence
+    new, gone = (device_sentences._main_finding(one, one.findings[1]) for one in (back, there))
+    assert new.startswith("A new finding costs ")
+    assert gone.startswith("A finding that cost ")
+    assert "s/step is gone: " in gone
 
 
 def test_findings_without_a_cost_of_their_own_are_no_change(tmp_path: Path) -> None:

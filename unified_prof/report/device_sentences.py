@@ -53,6 +53,20 @@ def _finding_change(found: DeviceDifference, change: FindingChange) -> tuple[str
     return label, f"{costs}{per}", neutral(finding_summary(change.finding))
 
 
+def _main_finding(found: DeviceDifference, change: FindingChange) -> str:
+    """Return a sentence, without a full stop, about the finding whose cost changed most."""
+    before, after = (
+        "an unknown time" if cost is None else duration(cost) + "/step" * bool(found.new.steps)
+        for cost in (change.base_ns, change.new_ns)
+    )
+    said = f"The finding that changed most costs {after} instead of {before}"
+    if change.base_ns == 0:
+        said = f"A new finding costs {after}"
+    elif change.new_ns == 0:
+        said = f"A finding that cost {before} is gone"
+    return f"{said}: {neutral(finding_summary(change.finding))}"
+
+
 def finding_facts(found: DeviceDifference) -> list[tuple[str, str]]:
     """Return the findings whose cost changed most as (outcome, costs and text)."""
     changes = (_finding_change(found, one) for one in found.findings[:_MAX_FINDINGS])
@@ -68,8 +82,7 @@ def device_verdict(found: DeviceDifference) -> str:
     if before:
         text += f" instead of {duration(before)} ({ratio_text(after / before)})"
     if found.findings:
-        label, costs, finding = _finding_change(found, found.findings[0])
-        return f"{text}. {label.capitalize()}, {costs}: {finding}."
+        return f"{text}. {_main_finding(found, found.findings[0])}."
     row = max(found.classes, key=lambda row: abs(found.change_ns(row)), default=None)
     if row is None or not found.change_ns(row):
         return f"{text}."
