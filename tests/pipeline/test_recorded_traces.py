@@ -213,7 +213,11 @@ def test_every_event_of_the_trace_is_in_a_table(recorded: Recorded) -> None:
         )
     )
     assert kept == sum(e["ph"] in "Xi" for e in recorded.events)
-    assert recorded.rows("SELECT * FROM UPROF_ANOMALIES") == []
+    # Torch numbers all operations; one trace has 1 in 73 of them, the others a third or more.
+    ids = {e["args"].get("External id", 0) for e in recorded.events_of("cpu_op")} or {0}
+    is_sample = max(ids) - min(ids) > 10 * len(ids)
+    found = {name for (name,) in recorded.rows("SELECT name FROM UPROF_ANOMALIES")}
+    assert found == ({"sampled_trace"} if is_sample else set())
 
 
 def test_contract_of_other_readers_is_met(recorded: Recorded, shared: Path) -> None:

@@ -162,7 +162,6 @@ def _idle_on_all_ranks(context: RuleContext) -> Iterator[Candidate]:
     idle_ns = gap_ns * float(np.median(signals.launches)) / max(len(context.steps), 1)
     is_long = gap_ns > 2 * _USUAL_GAP_NS and idle_ns > _MIN_IDLE_SHARE_OF_ALL * context.step_ns
     if not is_long or float(np.median(signals.median_gap)) <= _MIN_GAP_EXCESS * gap_ns:
-        yield from _idle_at_places(context)
         return
     ranks = np.flatnonzero(signals.gap > 2 * _USUAL_GAP_NS).tolist()
     cut: dict[tuple[int, int], float] = {}
@@ -183,13 +182,13 @@ def _idle_on_all_ranks(context: RuleContext) -> Iterator[Candidate]:
     yield Candidate(HOST_BOUND, ranks, context.steps, change, text, figures)
 
 
-def _idle_at_places(context: RuleContext) -> Iterator[Candidate]:
-    """Yield all ranks if their devices are idle for long at a few places of every step."""
+def idle_at_places(context: RuleContext) -> Iterator[Candidate]:
+    """Yield the idle time that all devices have at a few places of every step, if it is long."""
     signals = context.signals
     idle_ns = float(_row_medians(signals.idle_at).min(initial=np.inf))  # others may be late
     is_long = idle_ns > _MIN_LONG_IDLE_SHARE_OF_ALL * context.step_ns
     ranks = range(len(signals.idle_at))
-    if not is_long or len(context.steps) < _MIN_STEPS or len(ranks) < 2:
+    if not is_long or len(context.steps) < _MIN_STEPS or len(ranks) < 2 or context.on_hosts:
         return
     by_step = dict.fromkeys(signals.steps, idle_ns)  # what a step has more is a pause
     cut = {at: ns for rank in ranks for at, ns in _idle_intervals(context, rank, by_step).items()}
@@ -202,8 +201,8 @@ def _idle_at_places(context: RuleContext) -> Iterator[Candidate]:
         "name the cause"
     )
     figures = {"idle_ms_per_step": round(idle_ns / NS_PER_MS, 4), "where": where}
-    fault = (HOST_BOUND, ranks, context.steps, ReplayChange(interval_ns=cut), text, figures)
-    yield Candidate(*fault, bound_ns=idle_ns)
+    cost = (HOST_BOUND, (), context.steps, ReplayChange(interval_ns=cut), text, figures)
+    yield Candidate(*cost, min_cost_ns=_MIN_LONG_IDLE_SHARE_OF_ALL * context.step_ns)
 
 
 def late_input(context: RuleContext) -> Iterator[Candidate]:

@@ -1,4 +1,4 @@
-"""Costs that all ranks share: setup, network, pipeline bubbles, messages, exposed transfers.
+"""Costs that all ranks share: setup, network, idle time, bubbles, messages, exposed transfers.
 
 No rank is at fault, so they are priced one after the other, with all faults of ranks, hosts and
 links fixed.
@@ -14,6 +14,7 @@ import numpy as np
 
 from unified_prof.arrays.grouping import Bools, Floats, Ints
 from unified_prof.base.text import SIZES, scaled
+from unified_prof.cluster.idle_rules import idle_at_places
 from unified_prof.cluster.rank_partial import MARK_START
 from unified_prof.cluster.replay import ReplayChange
 from unified_prof.cluster.rule_context import NS_PER_MS, Candidate, RuleContext
@@ -48,6 +49,7 @@ def shared_costs(context: RuleContext, fixed: ReplayChange) -> Iterator[Candidat
         yield from _collective_setup(context)
         if not fixed.transfer:
             yield from slow_network(context)
+        yield from idle_at_places(context)
         yield from _pipeline_bubble(context, fixed, gain_ns)
         yield from _small_buckets(context)
         yield from _exposed_communication(context)
