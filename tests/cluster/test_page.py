@@ -61,6 +61,39 @@ def test_page_has_the_figures_of_the_document(tmp_path: Path) -> None:
         assert all(value in (rank.get(name), blame.get(name)) for name, value in row.items())
 
 
+def test_missing_ranks_are_ranges_without_rows(tmp_path: Path) -> None:
+    run = write_summary(tmp_path / "run", Contents(dp=4, absent=[2, 4, 5, 6], failed=[9]))
+    with closing(sqlite3.connect(run / "cluster.sqlite")) as db, db:
+        db.execute("INSERT INTO META_DATA VALUES ('world_size_is_minimum', 'true')")
+    data = embedded_data(write_page(run))
+    absent = "absent: others name it, and it left no file"
+    assert data["missing"] == [
+        ["ranks 2, 4 to 6", absent],
+        ["rank 9", "failed: rank.db is cut off"],
+    ]
+    assert data["count"] == "11 of at least 16 ranks"
+    assert data["title"].startswith("run: at least 16 ranks")
+
+
+@pytest.mark.parametrize("is_recorded", [True, False])
+def test_size_of_groups_without_recorded_members_is_a_minimum(
+    tmp_path: Path, is_recorded: bool
+) -> None:
+    run = write_summary(tmp_path / "run", Contents(tp=1, dp=2, pp=1, absent=[1]))
+    with closing(sqlite3.connect(run / "cluster.sqlite")) as db, db:
+        db.execute('DELETE FROM "GROUP" WHERE id = 1')
+        db.execute("DELETE FROM COLLECTIVE WHERE group_id = 1")
+        db.execute("UPDATE COLLECTIVE SET complete_n = 0, bus_gb_per_s = NULL")
+        if is_recorded:
+            db.execute("UPDATE \"GROUP\" SET size = 2, ranks = '[0, 1]'")
+    label = "tp of 2" if is_recorded else "tp of at least 1"
+    assert embedded_data(write_page(run))["group_labels"] == [label]
+    text = uprof("cluster", "report", run).stdout
+    assert f"{label}  all_reduce" in text
+    assert "collectives, largest first (no times: recordings of members are missing)" in text
+    assert "size_is_minimum" not in document(run)["groups"][0]
+
+
 def test_names_in_recordings_cannot_inject_html(tmp_path: Path) -> None:
     run = write_summary(tmp_path / "run", Contents(slow={3: 1.3}))
     evil = "</script><script>document.title = 'hacked'</script>"
@@ -158,3 +191,68 @@ class TestInABrowser:
             ".map(([x, y]) => [...c.getImageData(x, y, 1, 1).data].join())"
         )
         assert colors[0] not in colors[1:]
+
+    def test_ranks_without_recording_are_one_line(self, window: Browser, tmp_path: Path) -> None:
+        run = write_summary(tmp_path / "run", Contents(dp=4, absent=range(4, 16)))
+        with closing(sqlite3.connect(run / "cluster.sqlite")) as db, db:
+            db.execute("UPDATE COLLECTIVE SET complete_n = 0, bus_gb_per_s = NULL")
+        window.open(write_page(run))
+        ids = window.run(
+            "return [...document.querySelectorAll('main > *')].map(e => e.id || e.className)"
+        )
+        assert ids.index("figures") < ids.index("missing")
+        assert window.run("return document.querySelector('#missing').innerText").splitlines()[
+            :2
+        ] == [
+            "Only 4 of 16 ranks are complete",
+            "ranks 4 to 15absent: others name it, and it left no file",
+        ]
+        cells = "document.querySelectorAll('#ranks tbody td:first-child')"
+        rows = f"return [...{cells}].map(cell => cell.innerText)"
+        assert window.run(rows) == ["0", "1", "2", "3"]
+        assert window.run("return document.querySelector('#groups .legend')") is None
+
+    def test_color_scale_ends_at_the_largest_value(self, window: Browser, tmp_path: Path) -> None:
+        window.open(write_page(write_summary(tmp_path / "run", Contents(slow={3: 1.02}))))
+        ends = window.run("return document.querySelector('#steps .scale').innerText").split("\n")
+        assert [ends[0], ends[-1]] == ["60.0 ms", "61.2 ms"]
+
+    @pytest.mark.parametrize(
+        ("aligned", "says"),
+        [
+            ([True, False], "Step 7 on separate clocks"),
+            ([True, True, False], "Step 7 on one clock"),
+            ([True], "Step 7 of rank 0"),
+        ],
+    )
+    def test_lanes_name_the_clock_that_they_share(
+        self, window: Browser, page: Path, tmp_path: Path, aligned: list[bool], says: str
+    ) -> None:
+        columns = {
+            "count": 0,
+            "start": "",
+            "duration": "",
+            "label": "",
+            "left_out": 0,
+            "host": None,
+        }
+        ranks = [
+            {"rank": rank, "aligned": one, "from_ns": 0, "to_ns": 1000, **columns}
+            for rank, one in enumerate(aligned)
+        ]
+        lanes = {
+            "step": 7,
+            "start_ns": 0,
+            "duration_ns": 1000,
+            "error_ns": 5,
+            "labels": ["kernels"],
+        }
+        data = json.dumps(embedded_data(page) | {"lanes": {**lanes, "ranks": ranks}})
+        text = page.read_text(encoding="utf-8")
+        begin = text.index(">", text.index('id="data"')) + 1
+        changed = tmp_path / "changed.html"
+        changed.write_text(text[:begin] + data + text[text.index("</script>", begin) :], "utf-8")
+        window.open(changed)
+        shown = window.run("return document.querySelector('#lanes').innerText")
+        assert shown.splitlines()[0] == says
+        assert ("Clocks agree" in shown) == (sum(aligned) > 1)

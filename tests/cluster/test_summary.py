@@ -205,8 +205,8 @@ def test_operations_beyond_the_limits_are_combined(monkeypatch: pytest.MonkeyPat
         (
             True,
             100,
-            "stands out among the recorded ranks; exposed communication takes 20.0 % of the step: "
-            "transfers, or waits for the missing rank 1",
+            "stands out among the recorded ranks; exposed communication takes 30.0 % of the step: "
+            "10.0 % collective wait, the rest transfers or waits for the missing rank 1",
         ),
         (True, 300, "stands out ranks"),
     ],

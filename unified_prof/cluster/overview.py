@@ -64,6 +64,7 @@ class GroupRow:
     group_kind: str
     size: int
     groups: int  # Number of such groups with such collectives.
+    size_is_minimum: bool  # True if the members were not recorded and ranks are missing.
     kind: str
     bytes: int | None
     per_step: float  # Number of collectives per step and group.
@@ -149,7 +150,8 @@ class Overview:
                 (group.kind, group.size, collective.kind, collective.bytes), []
             ).append(collective)
         steps = max(1, len(self.steps))
-        rows = [_group_row(key, found, known, steps) for key, found in alike.items()]
+        read = {one.rank for one in self.run.read} if self.missing else set()
+        rows = [_group_row(key, found, known, steps, read) for key, found in alike.items()]
         rows.sort(key=lambda row: -(row.bytes or 0))
         return tuple(sorted(rows, key=lambda row: -(row.transfer_ns or 0) - (row.wait_ns or 0)))
 
@@ -218,11 +220,29 @@ class Overview:
         return tuple(rank for rank in self.run.ranks if rank.status != "read")
 
     @property
+    def world_size_text(self) -> str:
+        """The number of ranks of the run: `8 ranks`, or `at least 8 ranks`."""
+        at_least = "at least " if self.run.facts.get("world_size_is_minimum") == "true" else ""
+        size = self.run.world_size
+        return f"{at_least}{size:,} rank{'s' if size != 1 else ''}"
+
+    @property
+    def missing_ranges(self) -> list[tuple[str, str]]:
+        """The ranks without complete recordings, as ranges, with the common reason of each."""
+        ranks: dict[str, list[int]] = {}
+        for one in self.missing:
+            reason = f"{one.status}{f': {one.why}' if one.why else ''}"
+            ranks.setdefault(reason, []).append(one.rank)
+        return [
+            (f"rank{'s' if len(of_reason) != 1 else ''} {format_ranges(of_reason)}", reason)
+            for reason, of_reason in ranks.items()
+        ]
+
+    @property
     def coverage(self) -> str:
         """Text that says how many of the ranks have figures, and why the others have none."""
         run = self.run
-        at_least = "at least " if run.facts.get("world_size_is_minimum") == "true" else ""
-        text = f"{len(run.read):,} of {at_least}{run.world_size:,} ranks"
+        text = f"{len(run.read):,} of {self.world_size_text}"
         absent = [rank.rank for rank in run.ranks if rank.status == "absent"]
         if absent:
             text += f"; missing: {format_ranges(absent)}"
@@ -247,8 +267,13 @@ def format_ranges(numbers: Iterable[int], *, most: int = 12) -> str:
 
 
 def _group_row(
-    key: tuple[Any, ...], found: list[CollectiveRecord], known: dict[int, GroupRecord], steps: int
+    key: tuple[Any, ...],
+    found: list[CollectiveRecord],
+    known: dict[int, GroupRecord],
+    steps: int,
+    read: set[int],
 ) -> GroupRow:
+    """Return a row; `read` has the ranks with recordings if other ranks are missing."""
     group_kind, size, kind, size_bytes = key
     ids = {one.group_id for one in found}
     complete = [one for one in found if one.complete_n]
@@ -263,6 +288,9 @@ def _group_row(
         group_kind,
         size,
         len(ids),
+        # The recorded members cannot be all members if none of their collectives is complete.
+        not complete
+        and all(size == len(known[one].ranks) and read.issuperset(known[one].ranks) for one in ids),
         kind,
         size_bytes,
         sum(one.n for one in found) / shares,

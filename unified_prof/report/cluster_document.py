@@ -6,6 +6,7 @@ of group and link occurs once, so that a run of a thousand ranks stays readable.
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -100,7 +101,7 @@ def cluster_title(overview: Overview, *, folder: bool = True) -> str:
     """Return the run in one line, optionally with its directory."""
     run = overview.run
     hosts = {one.host for one in run.ranks if one.host is not None}
-    parts = [f"{run.world_size:,} rank{'s' if run.world_size != 1 else ''}"]
+    parts = [overview.world_size_text]
     if hosts:
         parts[0] += f" on {len(hosts):,} host{'s' if len(hosts) != 1 else ''}"
     count = len(overview.steps)
@@ -182,7 +183,23 @@ def group_fields(row: GroupRow) -> dict[str, Any]:
     """Return the collectives of one kind, size and kind of group as plain data."""
     slowest = row.slowest_group
     ranks = None if slowest is None else list(slowest.ranks)
-    return _rounded_fields(row) | {"slowest_group": ranks}
+    fields = _rounded_fields(row) | {"slowest_group": ranks}
+    del fields["size_is_minimum"]
+    return fields
+
+
+def group_label(row: GroupRow) -> str:
+    """Return the kind, size and number of the groups of a row."""
+    at_least = "at least " if row.size_is_minimum else ""
+    label = groups_of(row.group_kind, f"{at_least}{row.size:,}")
+    return f"{label} (x{row.groups:,})" if row.groups > 1 else label
+
+
+def groups_of(kind: str, size: str) -> str:
+    """Return the label of groups of one kind and size."""
+    if kind != "other":
+        return f"{kind} of {size}"
+    return f"{size} rank{'' if re.fullmatch('(at least )?1', size) else 's'}"
 
 
 def _rounded_fields(row: StepRow | GroupRow) -> dict[str, Any]:
@@ -418,14 +435,17 @@ def no_findings(overview: Overview) -> str:
     if not whole.get("compute_ns"):
         return "none: no kernels recorded within steps, no analysis possible"
     span_ns = whole["span_ns"] or 0.0
-    exposed_ns = (whole["exposed_communication_ns"] or 0.0) - (whole["exposed_wait_ns"] or 0.0)
+    exposed_ns = whole["exposed_communication_ns"] or 0.0
+    wait_ns = whole["exposed_wait_ns"] or 0.0
     text = "none: no rank, host or link stands out"
-    if overview.is_watched or exposed_ns < _MIN_MENTIONED_SHARE * span_ns:
+    if overview.is_watched or exposed_ns - wait_ns < _MIN_MENTIONED_SHARE * span_ns:
         return text
     if overview.missing:
+        wait = f"{names.format_share(wait_ns, span_ns)} collective wait, the rest"
         return (
             f"{text} among the recorded ranks; exposed communication takes "
-            f"{names.format_share(exposed_ns, span_ns)} of the step: transfers, or waits for "
+            f"{names.format_share(exposed_ns, span_ns)} of the step: "
+            f"{f'{wait} transfers' if wait_ns else 'transfers,'} or waits for "
             f"the missing rank{'s' * (len(overview.missing) > 1)} "
             f"{format_ranges(one.rank for one in overview.missing)}"
         )
@@ -450,6 +470,8 @@ def produce_cluster_page(overview: Overview, request: ClusterRequest) -> str:
         "title": title,
         "told": overview.coverage,
         "no_findings": no_findings(overview),
+        "count": f"{len(overview.run.read):,} of {overview.world_size_text}",
+        "missing": overview.missing_ranges,
         "run": whole["run"],
         "findings": [
             finding | dict(zip(("cost", "said"), finding_line(one), strict=True))
@@ -458,6 +480,7 @@ def produce_cluster_page(overview: Overview, request: ClusterRequest) -> str:
         "ranks": [flatten_columns(row) for row in whole["ranks"]],
         "steps": whole["steps"],
         "groups": whole["groups"][:MAX_GROUPS],
+        "group_labels": [names.neutral(group_label(row)) for row in overview.groups[:MAX_GROUPS]],
         "groups_left_out": max(0, len(whole["groups"]) - MAX_GROUPS),
         "cells": heat_cells(overview),
         "links": link_cells(overview),

@@ -44,7 +44,7 @@ _RANK_FIGURES: tuple[Figure[RankRow], ...] = (
     ("step", lambda row: row.span_ns, duration, 10),
     ("compute", lambda row: row.parts["compute_ns"], duration, 10),
     ("vs stage", lambda row: row.blame and row.blame.work_ratio, _factor, 9),
-    ("communication", lambda row: row.parts["exposed_communication_ns"], duration, 5),
+    ("exposed comm.", lambda row: row.parts["exposed_communication_ns"], duration, 5),
     ("waits", lambda row: row.parts["exposed_wait_ns"], duration, 8),
     ("idle", lambda row: row.parts["idle_ns"], duration, 4),
     ("late input", lambda row: row.parts["input_late_ns"], duration, 3),
@@ -62,30 +62,18 @@ _STEP_FIGURES: tuple[Figure[StepRow], ...] = (
     ("compute", lambda row: row.parts["compute_ns"], duration, 10),
     ("most", lambda row: row.most_compute_ns, duration, 10),
     ("by rank", lambda row: row.most_compute_rank, str, 9),
-    ("communication", lambda row: row.parts["exposed_communication_ns"], duration, 8),
+    ("exposed comm.", lambda row: row.parts["exposed_communication_ns"], duration, 8),
     ("waiting", lambda row: row.parts["exposed_wait_ns"], duration, 7),
     ("idle", lambda row: row.parts["idle_ns"], duration, 6),
 )
-
-
-def group_label(kind: str, size: str) -> str:
-    """Return the label of groups of one kind and size."""
-    if kind != "other":
-        return f"{kind} of {size}"
-    return f"{size} rank{'s' if size != '1' else ''}"
 
 
 def _slowest_group(row: GroupRow) -> str:
     return format_ranges(row.slowest_group.ranks, most=3) if row.slowest_group else "-"
 
 
-def _group(row: GroupRow) -> str:
-    label = group_label(row.group_kind, f"{row.size:,}")
-    return f"{label} (x{row.groups:,})" if row.groups > 1 else label
-
-
 _GROUP_FIGURES: tuple[Figure[GroupRow], ...] = (
-    ("group", _group, neutral, 10),
+    ("group", cluster_document.group_label, neutral, 10),
     ("collective", lambda row: row.kind, neutral, 10),
     ("size", lambda row: row.bytes, names.format_size, 10),
     ("per step", lambda row: row.per_step, "{:,.3g}".format, 6),
@@ -96,6 +84,15 @@ _GROUP_FIGURES: tuple[Figure[GroupRow], ...] = (
     ("slowest", lambda row: row.slowest_gb_per_s, rate, 7),
     ("ranks", _slowest_group, neutral, 5),
 )
+
+
+def _group_heading(rows: Sequence[GroupRow]) -> str:
+    """Return the heading of the collectives, which says what their order is."""
+    if all(row.transfer_ns is None for row in rows):
+        return "collectives, largest first (no times: recordings of members are missing)"
+    return "collectives, most expensive first"
+
+
 _PLACES = {1: "between hosts", 0: "within a host", None: "-"}  # Links, by `across_hosts`.
 
 
@@ -116,7 +113,7 @@ _FIGURES_OF_RANK_STEPS: tuple[Figure[tuple[int, dict[str, float | None]]], ...] 
     ("step", lambda row: row[0], str, 10),
     ("length", lambda row: row[1]["span_ns"], duration, 10),
     ("compute", lambda row: row[1]["compute_ns"], duration, 10),
-    ("communication", lambda row: row[1]["exposed_communication_ns"], duration, 10),
+    ("exposed comm.", lambda row: row[1]["exposed_communication_ns"], duration, 10),
     ("waits", lambda row: row[1]["exposed_wait_ns"], duration, 10),
     ("pipeline wait", lambda row: row[1]["bubble_ns"], duration, 10),
     ("setup", lambda row: row[1]["setup_ns"], duration, 10),
@@ -267,7 +264,7 @@ def run_document(overview: Overview, request: ClusterRequest) -> Document:
     tables: tuple[tuple[str, int, str, Sequence[Any], Sequence[Figure[Any]]], ...] = (
         ("rank", 5, "ranks, most expensive first", overview.worst, _RANK_FIGURES),
         ("step", 3, "steps, longest first", steps, _STEP_FIGURES),
-        ("group", 5, "collectives, most expensive first", overview.groups, _GROUP_FIGURES),
+        ("group", 5, _group_heading(overview.groups), overview.groups, _GROUP_FIGURES),
         ("link", 4, "links, slowest relative to similar links first", links, _LINK_FIGURES),
         ("operation", 0, "kernels, all ranks", kernels, _KERNEL_FIGURES),
     )
@@ -302,7 +299,7 @@ def _rates(pair: QuantityPair) -> str:
 
 def _group_change(row: CollectiveChange) -> str:
     sizes = [size for size in (row.base_size, row.new_size) if size is not None]
-    return group_label(row.group_kind, " -> ".join(map(str, dict.fromkeys(sizes))))
+    return cluster_document.groups_of(row.group_kind, " -> ".join(map(str, dict.fromkeys(sizes))))
 
 
 _ROLE_CHANGES: tuple[Figure[RoleChange], ...] = (
@@ -310,7 +307,7 @@ _ROLE_CHANGES: tuple[Figure[RoleChange], ...] = (
     ("ranks", lambda row: f"{row.base_ranks} -> {row.new_ranks}", str, 5),
     *_times(lambda row: row.span_ns),
     ("compute", lambda row: row.parts["compute_ns"], _before_and_after, 9),
-    ("communication", lambda row: row.parts["exposed_communication_ns"], _before_and_after, 8),
+    ("exposed comm.", lambda row: row.parts["exposed_communication_ns"], _before_and_after, 8),
     ("waiting", lambda row: row.parts["exposed_wait_ns"], _before_and_after, 7),
     ("idle", lambda row: row.parts["idle_ns"], _before_and_after, 6),
 )

@@ -80,6 +80,7 @@ HEADINGS: Mapping[str, str] = {
     "event": "Latest event of a watched run, such as a slow step.",
     "evidence": "Rows on which a finding is based.",
     "explains": "Share of the whole change that an operation explains.",
+    "exposed comm.": "Communication that does not overlap with compute.",
     "family": "Kind of report: Skyline, msprof or cluster.",
     "findings": "Findings, ranked by cost.",
     "forward": "Time of an operation outside the backward pass.",

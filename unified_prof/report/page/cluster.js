@@ -1,7 +1,7 @@
 // Page of a multi-rank run: findings first, then their evidence.
 
 const oneRank = rankSection();
-const first = page.findings.find((one) => one.ranks.length)?.ranks[0] ?? page.ranks[0]?.rank;
+const first = page.findings.find((one) => one.ranks.length)?.ranks[0] ?? (page.ranks.find((row) => row.steps) ?? page.ranks[0])?.rank;
 
 function choose(rank) {
   oneRank.show(rank);
@@ -16,6 +16,6 @@ startPage(null, () => {
   const intro = make("header", { class: "intro" }, make("h1", { text: page.title }),
     make("ul", { class: "facts soft" }, ...facts.map((text) => make("li", { text }))));
   oneRank.show(first);
-  return [intro, verdictSection(choose), missingRanks(), runFigures(), stepsSection(choose), page.ranks.length ? oneRank.section : null, lanesSection(),
+  return [intro, verdictSection(choose), runFigures(), missingRanks(), stepsSection(choose), page.ranks.length ? oneRank.section : null, lanesSection(),
     linksSection(choose), groupsSection(), ranksSection()].filter(Boolean);
 });

@@ -145,5 +145,5 @@ function heatMap(options) {
 /** Legend of a color scale. */
 function scale(low, high, from, to) {
   return make("div", { class: "scale" }, make("span", { text: low }),
-    make("span", { class: "ramp", style: { background: `linear-gradient(to right, var(${from}), var(${to}))` } }), make("span", { text: high }));
+    make("span", { class: "ramp", style: { background: `linear-gradient(to right, ${from}, ${to})` } }), make("span", { text: high }));
 }

@@ -15,7 +15,9 @@ function lanesSection() {
     return { ...lane, start, duration: numbersOf(lane.duration, lane.count), label: numbersOf(lane.label, lane.count) };
   });
   const view = { from: 0, to: data.duration_ns };
-  const canvas = make("canvas", { tabindex: 0, role: "img", "aria-label": `Step ${data.step} of ${lanes.length} ranks on one clock: kernels and communication` });
+  const common = lanes.filter((lane) => lane.aligned).length;
+  const title = `Step ${data.step} ${lanes.length === 1 ? `of rank ${lanes[0].rank}` : common > 1 ? "on one clock" : "on separate clocks"}`;
+  const canvas = make("canvas", { tabindex: 0, role: "img", "aria-label": `${title}, ${lanes.length} ${lanes.length === 1 ? "rank" : "ranks"}: kernels and communication` });
   const tip = make("div", { class: "tip", hidden: true });
 
   const colorOf = (label) => LANE_COLORS[label === 0 ? 0 : 1 + ((label - 1) % (LANE_COLORS.length - 1))];
@@ -121,10 +123,10 @@ function lanesSection() {
   new ResizeObserver(() => { if (canvas.isConnected) draw(); }).observe(canvas);
 
   const button = (text, label, act) => make("button", { type: "button", text, "aria-label": label, on: { click: act } });
-  const section = card("lanes", `Step ${data.step} on one clock`, make("div", { class: "group" },
+  const section = card("lanes", title, make("div", { class: "group" },
     button("−", "Zoom out", () => zoom(2, 0.5)), button("+", "Zoom in", () => zoom(0.5, 0.5)), button("◀", "Earlier", () => move(-0.25)), button("▶", "Later", () => move(0.25)), button("All", "Show the whole step", () => zoom(Infinity, 0))));
   section.classList.add("lanes-of-ranks");
-  const notes = [`Clocks agree within about ${words.duration(data.error_ns)}.`];
+  const notes = common > 1 ? [`Clocks agree within about ${words.duration(data.error_ns)}.`] : [];
   if (lanes.some((lane) => !lane.aligned)) notes.push("Ranks with * share no event with the first rank and are drawn on their own clock.");
   const left = lanes.reduce((sum, lane) => sum + lane.left_out, 0);
   if (left) notes.push(`The ${words.count(left)} shortest kernels are not drawn.`);

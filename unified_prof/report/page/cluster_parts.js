@@ -1,7 +1,7 @@
 // Sections of the page of a multi-rank run: findings, figures, heat maps, bars, table of ranks.
 
 const MEASURES = [
-  ["compute_ns", "Compute"], ["span_ns", "Step"], ["exposed_communication_ns", "Communication"],
+  ["compute_ns", "Compute"], ["span_ns", "Step"], ["exposed_communication_ns", "Exposed communication"],
   ["exposed_wait_ns", "Waiting"], ["input_late_ns", "Late input"], ["idle_ns", "Idle"],
 ];
 const LEAST_RANGE = 0.05;
@@ -25,12 +25,10 @@ function verdictSection(choose) {
 }
 
 function missingRanks() {
-  const missing = page.run.ranks_missing;
-  if (!missing.length) return null;
-  const section = card("missing", `Only ${words.count(page.run.ranks_read)} of ${words.count(page.run.world_size)} ranks are complete`);
-  section.append(make("ul", { class: "remarks" }, ...missing.slice(0, 20).map((one) => make("li", {},
-    make("span", { class: "odd", text: `rank ${one.rank}` }), `${one.status}${one.why ? `: ${one.why}` : ""}`))));
-  if (missing.length > 20) section.append(make("p", { class: "small soft", text: `and ${words.count(missing.length - 20)} more` }));
+  if (!page.missing.length) return null;
+  const section = card("missing", `Only ${page.count} are complete`);
+  section.append(make("ul", { class: "remarks" }, ...page.missing.slice(0, 20).map(([ranks, why]) => make("li", {}, make("span", { class: "odd", text: ranks }), why))));
+  if (page.missing.length > 20) section.append(make("p", { class: "small soft", text: `and ${words.count(page.missing.length - 20)} more reasons` }));
   return section;
 }
 
@@ -68,7 +66,8 @@ function stepsSection(choose) {
     let low = Infinity;
     let high = -Infinity;
     for (const value of column) if (!Number.isNaN(value)) { low = Math.min(low, value); high = Math.max(high, value); }
-    high = Math.max(high, low * (1 + LEAST_RANGE)); // what is alike is not drawn as if it differed
+    const darkest = Math.max(high, low * (1 + LEAST_RANGE)); // Similar values have similar colors.
+    const shade = (one) => (darkest > low ? (one - low) / (darkest - low) : 0);
     const index = orderOf(ranks, order);
     const value = (row, step) => column[index[row] * steps.length + step];
     const title = known.find(([key]) => key === measure)[1];
@@ -77,14 +76,14 @@ function stepsSection(choose) {
       rows: ranks.length, columns: steps.length, value, worst: "most",
       colors: () => {
         const [from, to] = [cssColor("--low"), cssColor("--high")];
-        return (one) => mixed(from, to, high > low ? (one - low) / (high - low) : 0);
+        return (one) => mixed(from, to, shade(one));
       },
       inWords: (row, step) => `${nameOf(ranks[index[row]])}, step ${steps[step]}: ${title.toLowerCase()} ${words.duration(value(row, step) * 1000)}`,
       pick: (row) => choose(ranks[index[row]]),
       side: [nameOf(ranks[index[0]]).split(",")[0], ranks.length > 1 ? nameOf(ranks[index[index.length - 1]]).split(",")[0] : ""],
       below: [`step ${steps[0]}`, steps.length > 1 ? `step ${steps[steps.length - 1]}` : ""],
     });
-    holder.replaceChildren(map.element, scale(words.duration(low * 1000), words.duration(high * 1000), "--low", "--high"));
+    holder.replaceChildren(map.element, scale(words.duration(low * 1000), words.duration(high * 1000), "var(--low)", `color-mix(in srgb, var(--low), var(--high) ${100 * shade(high)}%)`));
   }
 
   const section = card("steps", "Ranks and steps",
@@ -140,7 +139,7 @@ function linksSection(choose) {
       { key: "bytes", label: "bytes", kind: "number", show: words.size, exact: (value) => `${value} bytes` },
     ], rows, state, announce);
     table.draw();
-    holder.replaceChildren(make("div", { class: "two" }, make("div", {}, map.element, scale("same as similar links", "0.4 x or less", "--fine", "--slow")), table.element));
+    holder.replaceChildren(make("div", { class: "two" }, make("div", {}, map.element, scale("same as similar links", "0.4 x or less", "var(--fine)", "var(--slow)")), table.element));
   }
 
   const section = card("links", "Links between ranks", kinds.length > 1 ? choice("Kind", kinds.map((kind) => [kind, kind]), kinds[0], show) : null);
@@ -155,18 +154,19 @@ function groupsSection() {
   const most = Math.max(...page.groups.map((row) => (row.transfer_ns ?? 0) + (row.wait_ns ?? 0) + (row.setup_ns ?? 0)), 1);
   const section = card("groups", "Collectives, per step and group");
   const parts = [["transfer_ns", "transfer", "communication"], ["wait_ns", "wait for the last rank", "wait"], ["setup_ns", "setup", "copy"]];
-  section.append(make("div", { class: "bars" }, ...page.groups.flatMap((row) => [
-    make("span", { class: "name", text: `${row.group_kind === "other" ? `${row.size} ranks` : `${row.group_kind} of ${row.size}`}: ${row.kind} ${words.size(row.bytes)}` }),
+  const shown = parts.filter(([key]) => page.groups.some((row) => row[key] > 0));
+  section.append(make("div", { class: "bars" }, ...page.groups.flatMap((row, number) => [
+    make("span", { class: "name", text: `${page.group_labels[number]}: ${row.kind} ${words.size(row.bytes)}` }),
     make("div", { class: "strip", role: "img", "aria-label": parts.map(([key, name]) => `${name} ${words.duration(row[key])}`).join(", ") },
       ...parts.filter(([key]) => row[key] > 0).map(([key, name, color]) => make("span", { title: `${name}: ${words.duration(row[key])}`, "data-ns": row[key], style: { width: `${(100 * row[key]) / most}%`, background: `var(--${color})` } }))),
     make("span", { class: "note", text: [row.bus_gb_per_s === null ? null : `bus ${words.rate(row.bus_gb_per_s * 1e9)}`, row.slowest_gb_per_s === null ? null : `slowest ${words.rate(row.slowest_gb_per_s * 1e9)}`, row.transfer_ns === null ? "recordings of some ranks are missing" : null].filter(Boolean).join(", ") }),
-  ])), make("ul", { class: "legend" }, ...parts.map(([, name, color]) => make("li", {}, make("span", { class: "swatch", style: { background: `var(--${color})` } }), name))));
+  ])), shown.length ? make("ul", { class: "legend" }, ...shown.map(([, name, color]) => make("li", {}, make("span", { class: "swatch", style: { background: `var(--${color})` } }), name))) : "");
   if (page.groups_left_out) section.append(make("p", { class: "small soft", text: `and ${words.count(page.groups_left_out)} with lower cost` }));
   return section;
 }
 
 const RANK_COLUMNS = [
-  ["stage", "pp"], ["step", "span_ns"], ["compute", "compute_ns"], ["vs stage", "work_ratio"], ["communication", "exposed_communication_ns"],
+  ["stage", "pp"], ["step", "span_ns"], ["compute", "compute_ns"], ["vs stage", "work_ratio"], ["exposed communication", "exposed_communication_ns"],
   ["waits", "exposed_wait_ns"], ["late input", "input_late_ns"], ["idle", "idle_ns"], ["causes wait", "caused_wait_ns"], ["cost/step", "saved_ns_per_step"],
 ];
 /** Value of a rank per step: only the wait that it causes is a sum over all steps. */
@@ -177,8 +177,11 @@ const inUnit = (key) => (value) => {
   return key.includes("_ns") ? words.duration(value) : words.count(value);
 };
 
+/** Ranks without figures, which the section of missing ranks names. */
+const NO_RECORDING = new Set(["absent", "failed"]);
+
 function ranksSection() {
-  const rows = page.ranks.map((row) => ({ ...row, name: `${row.rank}`, host: row.host ?? "", caused_wait_ns: perStep("caused_wait_ns", row), note: [row.status === "read" ? "" : row.status, row.cause ? row.cause.replaceAll("_", " ") : ""].filter(Boolean).join("; ") }));
+  const rows = page.ranks.filter((row) => !NO_RECORDING.has(row.status)).map((row) => ({ ...row, name: `${row.rank}`, host: row.host ?? "", caused_wait_ns: perStep("caused_wait_ns", row), note: [row.status === "read" ? "" : row.status, row.cause ? row.cause.replaceAll("_", " ") : ""].filter(Boolean).join("; ") }));
   const state = { key: "saved_ns_per_step", descending: true, search: "", all: false };
   const has = (key) => rows.some((row) => row[key] !== null && row[key] !== undefined && row[key] !== "");
   const columns = [
