@@ -121,7 +121,7 @@ def test_kernels_on_another_device_keep_the_time_that_the_roofline_does_not_expl
 def test_another_device_has_a_path(two_steps: Path, capsys: pytest.CaptureFixture[str]) -> None:
     execute(two_steps, "INSERT INTO NPU_INFO (id, name) VALUES (0, 'NVIDIA H100 80GB HBM3')")
     text = run(capsys, str(two_steps), "--device", "H100 80GB HBM3")
-    assert "kernels ran on H100 80GB HBM3 instead of H100 80GB HBM3" in text
+    assert "kernels ran on H100 80GB HBM3, the recorded device\n" in text
     # The same device: nothing changes; the device is the bottleneck of both steps (4.05 ms).
     assert "then          2.02 ms per step instead of 2.02 ms (1.27 ms to 3.22 ms" in text
 

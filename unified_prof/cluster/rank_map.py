@@ -308,7 +308,7 @@ def _partial(
     operations = communication.operations
     busy = intervals.union(kernels.set, intervals.merge(operations["start"], operations["end"]))
     notes = [f"{name}: {detail}" for name, (_, detail) in database.findings.items()]
-    notes += _skipped_data(database.report)
+    notes += [*_skipped_data(database.report), *filter(None, [database.recording.sample_note])]
     steps, recorded = read_steps(database.recording, database.report, busy, notes)
     loader = loader_intervals(database.report)
     if not recorded:

@@ -208,9 +208,12 @@ def _part(whole: Recording, labels: Labels, naming: Naming) -> _Part:
         peak_bytes=counters.peak_memory(recording.source, recording.strings),
         advice=registry.advise(recording, quick=True),
         remarks=[
-            f"{anomaly.detail} ({anomaly.count} times)"
-            for anomaly in recording.findings.anomalies()
-            if anomaly.name.startswith("replay_")
+            *filter(None, [recording.sample_note]),
+            *(
+                f"{anomaly.detail} ({anomaly.count} times)"
+                for anomaly in recording.findings.anomalies()
+                if anomaly.name.startswith("replay_")
+            ),
         ],
     )
 

@@ -18,8 +18,10 @@ from numpy.typing import NDArray
 from unified_prof.arrays import intervals
 from unified_prof.arrays.grouping import Frame, Ints
 from unified_prof.arrays.intervals import IntervalSet
+from unified_prof.base.text import TIMES, scaled
 from unified_prof.errors import UsageError
 from unified_prof.explain import what_if
+from unified_prof.explain.advice.idle_segments import analyzed_steps
 from unified_prof.explain.report_questions import Candidate, Change, WhatIfResult
 from unified_prof.explain.schedule import graph
 from unified_prof.explain.schedule.builder import Scheduled, schedule_of
@@ -55,7 +57,8 @@ def limits(recording: Recording, scheduled: Scheduled) -> list[tuple[str, str]]:
         (
             not recording.steps,
             "path_without_steps",
-            "no steps recorded: the path covers the whole recording",
+            "no steps recorded: the path covers the whole recording"
+            + _device_part(recording, scheduled),
         ),
         (
             scheduled.steps_left_out,
@@ -97,6 +100,32 @@ def limits(recording: Recording, scheduled: Scheduled) -> list[tuple[str, str]]:
         if anomaly.name == "launch_queue_full"
     ]
     return [(slug, sentence) for holds, slug, sentence in known if holds] + queue_full
+
+
+# Minimum share of the recording outside the time of the devices for it to be mentioned.
+_OUTSIDE_SHARE = 0.01
+
+
+def _device_part(recording: Recording, scheduled: Scheduled) -> str:
+    """Return a clause about the time between the first and the last device task, if shorter."""
+    tasks, total_ns = scheduled.tasks, int(scheduled.steps_ns().sum())
+    if not tasks.work or not len(scheduled.host):
+        return ""
+    device_ns = int(tasks.end_ns[: tasks.work].max() - tasks.start_ns[: tasks.work].min())
+    if total_ns - device_ns <= _OUTSIDE_SHARE * total_ns:
+        return ""
+    return f", with host work; its device tasks span {scaled(device_ns, TIMES)}"
+
+
+def _left_out(recording: Recording, scheduled: Scheduled, analyzed: Sequence[int]) -> list[str]:
+    """Return a sentence about the recording and the steps that an estimate leaves out."""
+    result = []
+    if recording.sample:
+        result.append(f"{recording.sample_note}; nor are these estimates")
+    first = ["the first step"] * (0 not in analyzed)
+    many = len(scheduled.step_names) - len(analyzed) - len(first)
+    long = [f"{many} step{'s' * (many > 1)} of more than three medians"] * (many > 0)
+    return [*result, *([f"not analyzed: {', '.join(first + long)}"] if first or long else [])]
 
 
 # Kinds of segments of the path, and their display names.
@@ -242,14 +271,20 @@ _MAX_STEP_COLUMNS = 5
 class CriticalPath:
     """The critical path of a recording's steps."""
 
-    def __init__(self, recording: Recording, scheduled: Scheduled) -> None:
-        self._recording, self._scheduled = recording, scheduled
+    def __init__(
+        self, recording: Recording, scheduled: Scheduled, analyzed: Sequence[int] | None = None
+    ) -> None:
+        """Store the schedule and the steps whose path is needed, by default all."""
+        self._recording, self._scheduled, self._analyzed = recording, scheduled, analyzed
         self._labels = recording.work.labels
 
     @cached_property
     def segments(self) -> PathSegments:
         """The path as named segments, whose lengths add up to the length of the step."""
-        return path_segments(self._recording, self._scheduled)
+        segments = path_segments(self._recording, self._scheduled)
+        if self._analyzed is None:
+            return segments
+        return segments.take(np.isin(segments.step, self._analyzed))
 
     def rows(self) -> list[Row]:
         """Return a row per kind and name on the path, then the longest tasks that are not on it."""
@@ -435,6 +470,9 @@ def estimate(
             "be estimated",
             slug="no-device-work",
         )
+    # The same steps as those of `uprof advise`, unless a long recording has none of them.
+    known = range(len(scheduled.step_names))
+    analyzed = [step for step in analyzed_steps(recording) if step in known] or list(known)
     selections = [
         (
             (what_if.without if change.factor == what_if.WITHOUT else what_if.select)(
@@ -446,24 +484,28 @@ def estimate(
     ]
     moved = None
     if device is not None:
-        moved, kernels = what_if.estimate(recording, device, selections)
+        moved, kernels = what_if.estimate(recording, device, selections, analyzed)
         selections.append((kernels, what_if.WITHOUT))
-    lengths = scheduled.steps_ns()
+    lengths = scheduled.steps_ns()[analyzed]
     return WhatIfResult(
         before_ns=int(lengths.sum()),
         steps=len(lengths),
         stepped=any(scheduled.step_names),
-        gain=what_if.gain(recording, selections) if selections else None,
-        candidates=() if selections else tuple(_candidates(recording, top)),
-        limits=tuple(sentence for _, sentence in limits(recording, scheduled)),
+        gain=what_if.gain(recording, selections, analyzed) if selections else None,
+        candidates=() if selections else tuple(_candidates(recording, scheduled, analyzed, top)),
+        limits=(
+            *_left_out(recording, scheduled, analyzed),
+            *(sentence for _, sentence in limits(recording, scheduled)),
+        ),
         device=moved,
     )
 
 
-def _candidates(recording: Recording, top: int) -> list[Candidate]:
+def _candidates(
+    recording: Recording, scheduled: Scheduled, analyzed: Sequence[int], top: int
+) -> list[Candidate]:
     """Return the gain of each class of time, and of the most expensive items on the path."""
-    path = find_path(recording)
-    assert path is not None
+    path = CriticalPath(recording, scheduled, analyzed)
     rows = [row for row in path.rows() if row.total_ns]
     class_ns: dict[str, int] = {}
     for row in rows:
@@ -489,9 +531,9 @@ def _candidates(recording: Recording, top: int) -> list[Candidate]:
             and path.host_ns(selection) > total
         ):
             continue  # a range that does more than wait: its row as host work has its gain
-        gained = what_if.gain(
-            recording, [(selection, what_if.WITHOUT if kind == "synchronising" else 2.0)]
-        )
+        factor = what_if.WITHOUT if kind == "synchronising" else 2.0
+        gained = what_if.gain(recording, [(selection, factor)], analyzed)
         assert gained is not None
-        result.append(Candidate(name, kind, total, gained.gain_ns))
+        # A step before the analyzed ones that is shorter may move waits into them.
+        result.append(Candidate(name, kind, total, max(gained.gain_ns, 0)))
     return sorted(result, key=lambda one: (-one.gain_ns, one.name))

@@ -88,6 +88,9 @@ class Replay:
         edges, moments = scheduled.schedule.edges, scheduled.task_moments[: scheduled.tasks.work]
         if selection.work is not None:
             share = selection.work[scheduled.tasks.row].astype(np.float64)
+            # The first step begins after the tasks that were enqueued before the recording.
+            queued = scheduled.tasks.queued_before(self._recording.queued_ns)
+            share[queued[: scheduled.tasks.work]] = 0
             saved_ns = scheduled.schedule.takes_ns[moments] * share * saved
             before = self._saved_ns[moments]
             # Two changes of one task do not save more than its time: the larger one counts.
@@ -106,8 +109,8 @@ class Replay:
             # Faster input: workers no longer keep their recorded pace.
             self._lag[edges.kind == graph.FETCHED] = -np.inf
 
-    def gain(self) -> Gain:
-        """Return the time saved by all changes so far."""
+    def gain(self, analyzed: Sequence[int] | None = None) -> Gain:
+        """Return the time saved by all changes so far, in all steps or in the analyzed ones."""
         scheduled, schedule = self._scheduled, self._scheduled.schedule
         edges = schedule.edges
         task_ns: Ints = schedule.takes_ns - np.rint(self._saved_ns).astype(np.int64)
@@ -118,21 +121,32 @@ class Replay:
         lag[removed] = -span
         after = scheduled.steps_ns(schedule.replay(task_ns, lag))
         before = scheduled.steps_ns()
-        on_host = edges.kind == graph.HOST
-        saved = int((schedule.takes_ns - task_ns).sum()) + int((edges.lag_ns - lag)[on_host].sum())
+        saved_ns = schedule.takes_ns - task_ns
+        np.add.at(saved_ns, edges.source, np.where(edges.kind == graph.HOST, edges.lag_ns - lag, 0))
+        if analyzed is not None and len(analyzed) < len(before):
+            steps = IntervalSet(scheduled.step_begin_ns, scheduled.step_end_ns)
+            saved_ns = saved_ns[np.isin(intervals.holding(steps, schedule.time_ns), analyzed)]
+        chosen = range(len(before)) if analyzed is None else analyzed
+        by_step_ns = tuple(
+            (scheduled.step_names[step], int(before[step]), int(after[step])) for step in chosen
+        )
         return Gain(
-            before_ns=int(before.sum()),
-            after_ns=int(after.sum()),
-            steps=len(before),
-            by_step_ns=tuple(
-                zip(scheduled.step_names, before.tolist(), after.tolist(), strict=True)
-            ),
-            changed_ns=saved,
+            before_ns=sum(step[1] for step in by_step_ns),
+            after_ns=sum(step[2] for step in by_step_ns),
+            steps=len(by_step_ns),
+            by_step_ns=by_step_ns,
+            changed_ns=int(saved_ns.sum()),
         )
 
 
-def gain(recording: Recording, changes: Sequence[tuple[Selection, float]]) -> Gain | None:
+def gain(
+    recording: Recording,
+    changes: Sequence[tuple[Selection, float]],
+    analyzed: Sequence[int] | None = None,
+) -> Gain | None:
     """Return the time saved if parts are faster by factors; None if nothing has known times.
+
+    `analyzed` are the steps that count, by default all.
 
     Raises:
         UsageError: A factor is not above 0.
@@ -143,7 +157,7 @@ def gain(recording: Recording, changes: Sequence[tuple[Selection, float]]) -> Ga
     replay = Replay(recording, scheduled)
     for selection, factor in changes:
         replay.change(selection, factor)
-    return replay.gain()
+    return replay.gain(analyzed)
 
 
 def _host_ns(
@@ -323,8 +337,25 @@ def device_named(name: str) -> Device:
     )
 
 
-def classes_on(recording: Recording, target: Device) -> tuple[str, tuple[ClassOnDevice, ...]]:
-    """Return the recorded device, and what kernels of each class would take on another one.
+def _unknown_source(recording: Recording) -> UsageError:
+    """Return the error for a recording whose devices have no known peaks."""
+    names = list(recording.device_numbers)
+    # A device whose model was recorded has it in brackets.
+    named = [name for name in names if "(" in name]
+    which = " and ".join(named or names) or "the recorded device"
+    if named or not names:
+        why = f"the peaks of {which} are unknown"
+        hint = 'add them to pyproject.toml: [tool.uprof.devices."NAME"]'
+    else:
+        why = f"the model of {which} was not recorded, so its peaks are unknown"
+        hint = "only a recording with the name of the device (table NPU_INFO) has an estimate"
+    return UsageError(why, hint=hint, slug="unknown-peaks")
+
+
+def classes_on(
+    recording: Recording, target: Device, kernels: NDArray[np.bool_]
+) -> tuple[str, tuple[ClassOnDevice, ...]]:
+    """Return the recorded device, and the time of some kernels of each class on another one.
 
     Raises:
         UsageError: The peaks of the recorded device are unknown, or it has no kernels.
@@ -333,13 +364,8 @@ def classes_on(recording: Recording, target: Device) -> tuple[str, tuple[ClassOn
     known = [device for device in found.devices.values() if device and device.memory_peak()]
     memory, own = target.memory_peak(), known[0].memory_peak() if known else None
     if memory is None or own is None:
-        raise UsageError(
-            f"the peaks of {', '.join(found.devices) or 'the recorded device'} are unknown",
-            hint='add them to pyproject.toml: [tool.uprof.devices."NAME"]',
-            slug="no-device-work",
-        )
+        raise _unknown_source(recording)
     of_class = classes_of_work(recording)
-    kernels = recording.work.kind == KERNEL
     time_ns = np.bincount(
         of_class[kernels], recording.work.duration_ns[kernels], minlength=len(KERNEL_CLASSES)
     )
@@ -368,7 +394,10 @@ def classes_on(recording: Recording, target: Device) -> tuple[str, tuple[ClassOn
 
 
 def estimate(
-    recording: Recording, name: str, changes: Sequence[tuple[Selection, float]]
+    recording: Recording,
+    name: str,
+    changes: Sequence[tuple[Selection, float]],
+    analyzed: Sequence[int],
 ) -> tuple[DeviceEstimate, Selection]:
     """Return the estimate for another device, and the change to kernels for `what_if.gain`.
 
@@ -376,19 +405,25 @@ def estimate(
         recording: A recording with a schedule.
         name: Name of the other device.
         changes: Further changes.
+        analyzed: Steps that count.
 
     Raises:
         UsageError: The peaks of one of the devices are unknown, or nothing was recorded.
     """
     target = device_named(name)
-    source, classes = classes_on(recording, target)
+    scheduled = schedule_of(recording)
+    assert scheduled is not None
+    steps = IntervalSet(scheduled.step_begin_ns, scheduled.step_end_ns)
+    step = intervals.holding(steps, recording.work.start_ns.to_array())
+    kernels = recording.work.kind == KERNEL
+    source, classes = classes_on(recording, target, kernels & np.isin(step, analyzed))
     factor = np.ones(len(KERNEL_CLASSES))
     for one in classes:
         factor[KERNEL_CLASSES.index(one.name)] = one.factor
     factor = np.where(recording.work.kind == KERNEL, factor[classes_of_work(recording)], np.nan)
     times_ns = []
     for spread in (1 / SPREAD, SPREAD):
-        found = gain(recording, [*changes, (_longer(factor * spread), WITHOUT)])
+        found = gain(recording, [*changes, (_longer(factor * spread), WITHOUT)], analyzed)
         assert found is not None
         times_ns.append(found.after_ns)
     least_ns, most_ns = times_ns

@@ -294,6 +294,13 @@ class Recording:
         found = {one.name: one.detail for one in recorded_anomalies(self.source)}
         return found.get("sampled_trace") or ""
 
+    @property
+    def sample_note(self) -> str:
+        """A sentence about a trace from which most operations were removed, or empty."""
+        if not self.sample:
+            return ""
+        return f"sampled trace: {self.sample}, so idle time and sums are not those of the program"
+
     @cached_property
     def step_windows(self) -> dict[str, StepWindows]:
         """The time of the steps on each device; empty without steps."""

@@ -27,6 +27,8 @@ FORMAT_VERSION = 1
 _MAX_RULES_PER_REASON = 4  # Number of rules to name if many are skipped for the same reason.
 _MAX_REASONS = 3  # Maximum number of reasons in text.
 _NO_FINDINGS, _NOTHING_ANALYZED = "no findings", "nothing analyzed: no rule has the data it needs"
+# Minimum ratio of the joint saving to the sum of the findings for it to be explained.
+_MORE_TOGETHER = 1.05
 _OF_STEPS = ("slow_steps", "steps_grow", "kernels_slow_down")  # Findings about single steps.
 _BYTES = re.compile(r"(?<![\w.])(\d[\d,]*) bytes\b")
 
@@ -145,6 +147,9 @@ def add_advice(
         # Steps that are not analyzed, such as slow ones, may cost more than an analyzed step.
         share = names.format_share(advice.together_ms, step_ms)
         shown = f" ({share})" if advice.together_ms <= step_ms else ""
+        costs_ms = sum(one.cost_ms_per_step or 0.0 for one in advice.findings)
+        if advice.together_ms > _MORE_TOGETHER * costs_ms:
+            shown += ", more than the sum of the findings: one cause hides what another would save"
         document.fact("all together", f"save up to {saved}{_unit(advice)}{shown}")
     if not advice.findings:
         document.line("; ".join([_NO_FINDINGS if advice.judged else _NOTHING_ANALYZED, *said]))
@@ -339,12 +344,13 @@ def what_if_document(reports: Iterable[WhatIfAnswer], changes: Sequence[Change])
     for one in reports:
         document.title(one.title)
         supposed = one.supposed
+        document.fact("analyzed", _step_time(supposed))
         if supposed.gain is None:
-            document.fact("critical path", _step_time(supposed))
             document.table(_candidate_columns(supposed))
             if any(found.kind == "synchronising" for found in supposed.candidates):
                 document.note(
-                    f"synchronizations: time saved per {_gain_unit(supposed)} without them"
+                    "removed: the host does not wait and runs ahead, which may save more than the "
+                    "time of the calls on the path"
                 )
         else:
             _add_gain(document, supposed, changes)
@@ -360,7 +366,10 @@ def _gain_unit(one: WhatIfResult) -> str:
 
 def _step_time(one: WhatIfResult) -> str:
     length = names.format_duration(one.before_ns / one.steps)
-    return f"{names.format_number(one.steps)} steps, mean {length}" if one.steps > 1 else length
+    if not one.stepped:
+        return f"{length}, no steps recorded"
+    many = f"{names.format_number(one.steps)} steps, average" if one.steps > 1 else "1 step of"
+    return f"{many} {length}"
 
 
 def _add_gain(document: Document, one: WhatIfResult, changes: Sequence[Change]) -> None:
@@ -372,7 +381,9 @@ def _add_gain(document: Document, one: WhatIfResult, changes: Sequence[Change]) 
         document.fact("if", f"{names.neutral(change.name)} is {how}")
     if one.device is not None:
         low, high = one.device.least_ns / gain.steps, one.device.most_ns / gain.steps
-        document.fact("if", f"kernels ran on {one.device.target} instead of {one.device.source}")
+        same = one.device.target == one.device.source
+        instead = ", the recorded device" if same else f" instead of {one.device.source}"
+        document.fact("if", f"kernels ran on {one.device.target}{instead}")
         document.fact(
             "then",
             f"{names.format_duration(gain.after_ns / gain.steps)} per {_gain_unit(one)} instead of "
@@ -426,7 +437,12 @@ def _candidate_columns(one: WhatIfResult) -> list[Column]:
     saved = f"saved per {_gain_unit(one)}"
     return columns_of(
         one.candidates,
-        ("2x faster", lambda row: row.name, names.neutral, 10),
+        (
+            "2x faster",
+            lambda row: row.name + " (removed)" * (row.kind == "synchronising"),
+            names.neutral,
+            10,
+        ),
         (saved, lambda row: row.gain_ns / one.steps, names.format_duration, 10),
         ("share", lambda row: names.format_share(row.gain_ns, one.before_ns), str, 10),
         ("on critical path", lambda row: row.on_path_ns / one.steps, names.format_duration, 5),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.analysis.advice.faulty_runs import advice, findings_by_kind, saving_ns
+from tests.analysis.advice.faulty_runs import US, FaultyRun, advice, findings_by_kind, saving_ns
 from tests.analysis.explain.roofline.test_of_recording import Shaped
 
 H100 = "NVIDIA H100 80GB HBM3"
@@ -132,6 +132,16 @@ def test_hardware_rules_are_skipped_for_an_unknown_device(tmp_path: Path) -> Non
     missing = {one.kind: one.why for one in result.not_judged}
     assert "tool.uprof.devices" in missing["inefficient_operation"]
     assert "tool.uprof.devices" in missing["full_precision"]
+
+
+def test_full_precision_of_an_unknown_device_has_an_upper_bound(tmp_path: Path) -> None:
+    """One product of 100 us, of which all kernels have 20 %, because copies take the rest."""
+    with FaultyRun(tmp_path / "run.db") as run:
+        run.kernel(10 * US, 110 * US, launched=0, name="sgemm_128x64", op_type="aten::mm")
+        run.task(110 * US, 510 * US, connection=-1, copy=1 << 20)
+    text = findings_by_kind(tmp_path / "run.db")["full_precision"].text
+    assert "take 100 % of kernel time and 20 % of the time" in text
+    assert "only this upper bound of the saving is known" in text
 
 
 def test_advice_to_pad_names_the_operations_that_it_is_for(tmp_path: Path) -> None:

@@ -176,6 +176,21 @@ def test_zeroed_gradients_cost_the_fills_and_the_additions_to_them(tmp_path: Pat
     assert "set_to_none=True" in finding.advice
 
 
+@pytest.mark.parametrize("device_us", [2, 400])
+def test_saving_above_the_named_share_has_a_reason(tmp_path: Path, device_us: int) -> None:
+    """Behind a long kernel, the fills leave no idle time, but later launches wait for them."""
+    later = [Op("aten::relu", "64") for _ in range(60)]
+    operations = [
+        Op("aten::mm", kernel="gemm", us=device_us),
+        *ZERO,
+        *(later if device_us > 2 else []),
+    ]
+    finding = findings_of(tmp_path / "run.db", operations)["zeroed_gradients"]
+    clause = "saves up to 400 µs per step, as the host also launches later work earlier"
+    assert (clause in finding.text) == (device_us > 2)
+    assert finding.text.count("launches later work earlier") == (device_us > 2)
+
+
 def test_gradients_that_a_model_sets_to_zero_are_found_by_their_loop(tmp_path: Path) -> None:
     findings = findings_of(tmp_path / "run.db", [*ADD, *loop("aten::zero_")])
     assert "zeroed_gradients" in findings

@@ -4,15 +4,19 @@ from pathlib import Path
 
 import pytest
 
+import unified_prof
 from tests.analysis.advice.faulty_runs import advice
 from tests.decoders.kineto import builders
+from unified_prof.cli.app import main
 from unified_prof.pipeline.convert import convert
 
 OPERATIONS = 20_000
 
 
 @pytest.mark.parametrize("every", [1, 50])
-def test_only_the_sample_is_a_finding(tmp_path: Path, every: int) -> None:
+def test_only_the_sample_is_a_finding(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], every: int
+) -> None:
     """A device that is always busy is idle 98 % of the time if one kernel in 50 is left."""
     events = []
     for number in range(0, OPERATIONS, every):
@@ -31,3 +35,17 @@ def test_only_the_sample_is_a_finding(tmp_path: Path, every: int) -> None:
         assert {one.why for one in found.not_judged if one.applies} == {
             "most operations were removed from the trace"
         }
+    with pytest.raises(SystemExit):
+        main(["cluster", "build", f"0={tmp_path / 'run.db'}", "-o", str(tmp_path / "cluster.db")])
+    # Estimates, comparisons and ranks have the same caveat.
+    (estimated,) = unified_prof.what_if(tmp_path / "run.db")
+    assert any("sampled trace" in one for one in estimated.limits) == (every > 1)
+    for command in (
+        ["diff", str(tmp_path / "run.db"), str(tmp_path / "run.db")],
+        ["cluster", "report", str(tmp_path / "cluster.db")],
+    ):
+        with pytest.raises(SystemExit):
+            main(command)
+        captured = capsys.readouterr()
+        text = " ".join((captured.out + captured.err).split())
+        assert ("400 of more than 18,432 operations" in text) == (every > 1), command

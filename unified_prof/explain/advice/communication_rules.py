@@ -338,6 +338,8 @@ def exposed_communication(context: DeviceContext) -> Iterator[Cause]:
     if bucket_ns:
         text += f"; {percent(context.share(bucket_ns))} is the last bucket of each step, which "
         text += "cannot be overlapped"
+        if context.share(bucket_ns) >= EXPOSED_SHARE:
+            text += ", so faster communication may save more"
     advice = (
         "overlap it: tune DDP or FSDP buckets (bucket_cap_mb, forward_prefetch), use gradient "
         "accumulation or a separate stream, or change the parallelization"

@@ -136,11 +136,10 @@ class Rule:
 
 def sampled_trace(context: DeviceContext) -> Iterator[Cause]:
     """Find traces from which most operations were removed after they were recorded."""
-    if sample := context.recording.sample:
+    if note := context.recording.sample_note:
         yield context.finding(
             0,
-            f"sampled trace: {sample}, so idle time and sums are not those of the program; host "
-            "and device probably work where the file shows nothing",
+            f"{note}; host and device probably work where the file shows nothing",
             advice="analyze the trace as torch.profiler wrote it; times of steps, annotations and "
             "single kernels are right",
             sure="likely",
@@ -461,6 +460,8 @@ def _priced(
         saves = f"; saves up to {_saving(cost, is_per_step)}" if cost else ""
         if cause.outside_ns and saves:
             saves += " on average over all steps"
+        elif saves and _frees_host(cause, cost):
+            saves += ", as the host also launches later work earlier"
         text = cause.finding.text + saves
         findings.append(replace(cause.finding, cost_ms_per_step=round(cost, 6), text=text))
     together_ms = min(joint_ms - excess_ms + measured_ms, step_ms) + all_outside_ms
@@ -480,6 +481,19 @@ def _with_other_idle(cause: Cause, named_share: float, cost_share: float) -> Cau
     others = percent(cost_share - named_share)
     named += f", and {others} for other reasons that a faster host removes"
     return replace(cause, finding=replace(cause.finding, text="; ".join([named, *clauses])))
+
+
+# Minimum ratio of a cost to the time that a finding names for the difference to be explained.
+_MORE_THAN_NAMED = 1.05
+
+
+def _frees_host(cause: Cause, cost_ms: float) -> bool:
+    """Return True if a cost exceeds its estimate because less work of the host shifts later one."""
+    change = cause.change
+    if change is None or cause.finding.kind == "host_bound":
+        return False
+    on_host = len(change.ranges) or len(change.calls) or len(change.host)
+    return bool(on_host) and cost_ms > _MORE_THAN_NAMED * cause.finding.cost_ms_per_step
 
 
 def _is_even(context: DeviceContext, change: Selection, scheduled: Scheduled | None) -> bool:

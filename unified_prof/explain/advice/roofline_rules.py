@@ -250,15 +250,17 @@ def _full_precision_by_name(context: DeviceContext) -> Iterator[Cause]:
     selected = matrix_kernels(context)
     selected &= context.matches(context.kernel, names.FULL_PRECISION)
     share = context.kernel_share(selected)
+    of_time = context.share(context.busy_ns(np.flatnonzero(selected)))
     device = known_devices(context.recording).get(context.device or "")
     if share < FULL_SHARE or (device and not (device.matrix("bf16") or device.matrix("fp16"))):
         return
-    if context.share(context.busy_ns(np.flatnonzero(selected))) < MIN_TIME_SHARE:
+    if of_time < MIN_TIME_SHARE:
         return
     yield context.finding(
         0,
         f"full precision: fp32 matrix kernels (identified by name) take {percent(share)} of kernel "
-        "time; the saving is unknown without shapes and peaks",
+        f"time and {percent(of_time)} of the time; without shapes and peaks, only this upper bound "
+        "of the saving is known",
         advice="use torch.autocast with float16 or bfloat16"
         if device is None
         else _lower_precision(device),

@@ -483,6 +483,7 @@ def _steps(
     """Return name, begin and end of each step across the host and all devices.
 
     A step ends with the host and the last of its tasks on any device; the next one begins there.
+    The first one begins after the tasks that were enqueued before the recording.
     """
     if not steps:
         times = [tasks.moment_ns, tasks.end_ns, threads.time_ns]
@@ -493,7 +494,8 @@ def _steps(
     for windows in recording.step_windows.values():
         end = np.maximum(end, windows.end_ns[: len(steps)])
     end = np.maximum.accumulate(end)
-    begin = np.minimum(np.maximum(host_begin, np.append(host_begin[:1], end[:-1])), end)
+    done = np.append(max(int(host_begin[0]), recording.queued_ns), end[:-1])
+    begin = np.minimum(np.maximum(host_begin, done), end)
     return tuple(step[0] for step in steps), begin, end
 
 
@@ -511,6 +513,7 @@ def _ends(
     if steps:
         launched = recording.program_ns(tasks.call[work], tasks.launched_ns[work])
         step = step_of(launched, steps)
+        step[tasks.queued_before(recording.queued_ns)[work]] = NOWHERE
         on_host = threads.step_ends
         hosts = np.arange(len(on_host))
     else:

@@ -62,6 +62,10 @@ class ScheduledTasks:
         is_work = np.arange(len(self)) < self.work
         return np.where(is_work, self.end_ns - self.start_ns, 0)
 
+    def queued_before(self, queued_ns: int) -> Bools:
+        """Return a mask of the tasks that were enqueued before the recording, which end by then."""
+        return (self.call < 0) & (self.start_ns < queued_ns)
+
 
 def load_tasks(recording: Recording, until_ns: int | None = None) -> ScheduledTasks:
     """Return the device tasks of a recording that began before `until_ns`."""
