@@ -43,6 +43,29 @@ def test_command_for_a_damaged_report_recovers_it(tmp_path: Path) -> None:
     assert uprof("report", path.with_name("a report.recovered.db")).returncode == 0
 
 
+def test_messages_are_wrapped_between_words_and_not_in_commands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LINES", raising=False)
+    monkeypatch.delenv("COLUMNS", raising=False)
+    with Device(tmp_path / "run.db") as device:
+        device.task(20, 30, kernel=("relu", "K"))
+    arguments = ("advise", tmp_path / "run.db", "--device", "foo")
+    whole = uprof(*arguments).stderr
+    monkeypatch.setenv("COLUMNS", "60")
+    wrapped = uprof(*arguments).stderr
+    assert max(map(len, whole.splitlines())) > 500
+    assert max(map(len, wrapped.splitlines())) <= 60
+    assert " ".join(wrapped.split()) == " ".join(whole.split())
+    missing = tmp_path / "a run"
+    missing.mkdir()
+    (missing / "info.json").write_text("{}")
+    monkeypatch.setenv("COLUMNS", "40")
+    printed = uprof("report", missing).stderr
+    assert len(printed.splitlines()) > 2
+    assert all(line.count("`") % 2 == 0 for line in printed.splitlines())
+
+
 def test_hint_for_a_raw_recording_is_to_build_it(command: tuple[str, ...], tmp_path: Path) -> None:
     folder = tmp_path / "PROF_000001_20260101000000000_ABCDEFGH"
     (folder / "host" / "data").mkdir(parents=True)

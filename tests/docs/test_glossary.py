@@ -7,7 +7,7 @@ from tests.conftest import ROOT
 from tests.source_trees import nodes
 from unified_prof.recording.model import KINDS
 from unified_prof.report import glossary
-from unified_prof.report.report_document import extra_column
+from unified_prof.report.columns import extra_column
 
 CALLS = ("Column", "column", "fact")
 """Functions of the renderers whose first argument is a heading."""

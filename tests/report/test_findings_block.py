@@ -26,7 +26,7 @@ def recording(path: Path, *, every: int, kernels: int = 100, pause: int = 0) -> 
 def test_times_of_passes_add_up_to_the_device_time(tmp_path: Path) -> None:
     with open_reports(training_step(tmp_path / "msprof_1.db")) as opened:
         text = report_formats.produce_text(opened, ReportRequest(full_names=True))
-    (line,) = re.findall("^device time .*", text, re.MULTILINE)
+    (line,) = re.findall("^device work .*", text, re.MULTILINE)
     assert "unattributed 240 ns (37.5 %)" in line  # the collective and the copy
     assert sum(map(float, re.findall(r"\((\S+) %\)", line))) == pytest.approx(100, abs=0.2)
 

@@ -74,8 +74,40 @@ def test_empty_columns_are_dropped_first_on_a_narrow_terminal() -> None:
             Column("communication", ("101 ms (66.6 %)",), importance=7),
         ]
     )
-    header = render_text(document, width=50).splitlines()[0]
+    header = render_text(document, width=45).splitlines()[0]
     assert header.split() == ["device", "steps", "communication"]
+
+
+def headings_at(width: int, *columns: Column) -> list[str]:
+    document = Document()
+    document.table(columns)
+    return render_text(document, width=width).splitlines()
+
+
+def test_remark_in_names_and_one_line_headings_go_before_figures() -> None:
+    columns = [
+        Column("device", ("device 0 (Ascend910B4)", "device 1 (Ascend910B4)"), is_name=True),
+        Column("exposed communication", ("1.00 ms (0.7 %)", "2.00 ms (1.4 %)"), importance=9),
+        Column("idle", ("3.00 ms", "4.00 ms"), importance=3),
+    ]
+    assert headings_at(60, *columns)[0].split() == ["device", "exposed", "communication", "idle"]
+    assert headings_at(34, *columns) == [
+        "                  exposed",
+        "device      communication     idle",
+        "device 0  1.00 ms (0.7 %)  3.00 ms",
+        "device 1  2.00 ms (1.4 %)  4.00 ms",
+    ]
+    assert headings_at(33, *columns)[0].split() == ["device", "exposed", "communication"]
+
+
+def test_less_important_column_is_shown_if_only_it_fits() -> None:
+    columns = [
+        Column("name", ("x" * 20,), is_name=True),
+        Column("line", ("y" * 40,), is_name=True, importance=5),
+        Column("average", ("1.00 ms",), importance=3),
+    ]
+    assert headings_at(46, *columns)[0].split() == ["name", "line"]
+    assert headings_at(45, *columns)[0].split() == ["name", "average"]
 
 
 def advice_of(text: str, *evidence: str) -> Advice:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 TEXT, JSON = "text", "json"
 STDOUT = Path("-")
+_MIN_MESSAGE_WIDTH = 40  # Messages are not wrapped to less than this.
+_UNBREAKABLE = "\ue000"  # Character for the spaces within a command while wrapping.
 WIPE = "\r\x1b[K"  # Control sequence that erases the current terminal line.
 
 
@@ -57,8 +60,23 @@ def put(content: str | bytes, *, for_people: bool = True) -> None:
 
 
 def print_message(text: str) -> None:
-    """Print a message to stderr; ignored if stderr cannot be written."""
-    streams.tell(f"{WIPE if _Progress.is_shown else ''}{printable(text)}")
+    """Print a message to stderr; ignored if stderr cannot be written.
+
+    Notes, warnings, errors and hints are wrapped to the width of a terminal, but no commands.
+    """
+    text, (width, _) = printable(text), terminal(sys.stderr)
+    if width is not None and len(text) > width and text.startswith("uprof: "):
+        import textwrap  # Most messages are short.
+
+        lines = textwrap.wrap(
+            re.sub("`[^`]*`", lambda command: command[0].replace(" ", _UNBREAKABLE), text),
+            max(width, _MIN_MESSAGE_WIDTH),
+            subsequent_indent="  ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        text = "\n".join(lines).replace(_UNBREAKABLE, " ")
+    streams.tell(f"{WIPE if _Progress.is_shown else ''}{text}")
 
 
 def put_error(error: UprofError) -> None:

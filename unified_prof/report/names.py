@@ -129,21 +129,23 @@ def truncate_names(names: Sequence[str], width: int) -> tuple[str, ...]:
 
 
 def _truncate_name(text: str, width: int) -> str:
-    """Shorten a name: by a remark in parentheses at its end if that suffices, else in its middle.
-
-    `device 0 (NVIDIA B200)` becomes `device 0`. Adjacent parts that are left out have one mark.
-    """
-    remark = _REMARK.fullmatch(text)
-    if len(text) > width and remark and len(remark[1]) <= width and not _PATH.fullmatch(text):
-        return remark[1]
+    """Shorten a name: by a remark at the end if that suffices, else in the middle (one mark)."""
+    if len(text) > width >= len(without_remark(text)):
+        return without_remark(text)
     return _ADJACENT.sub(ELLIPSIS, truncate_middle(text, width))
+
+
+def without_remark(text: str) -> str:
+    """Return a name without a remark: `device 0 (NVIDIA B200)` becomes `device 0`."""
+    remark = None if _PATH.fullmatch(text) else _REMARK.fullmatch(text)
+    return text if remark is None else remark[1]
 
 
 def _truncate_around(text: str, width: int, place: int) -> str:
     """Shorten text to its beginning and the part from the word that contains `place`."""
     word = max(text.rfind(mark, 0, place) for mark in "_:<., ") + 1
     head = min(word, max(0, width - 2 * len(ELLIPSIS)) * 2 // 5)
-    rest = f"{text[:head]}{ELLIPSIS}{text[word:]}"
+    rest = f"{text[:head]}{ELLIPSIS * (head < word)}{text[word:]}"
     return rest if len(rest) <= width else f"{rest[: max(0, width - len(ELLIPSIS))]}{ELLIPSIS}"
 
 

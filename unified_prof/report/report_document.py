@@ -6,31 +6,27 @@ Anomalies are stored under stable slugs; slugs that are hard to understand have 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from operator import attrgetter
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from unified_prof.base.columns import EXPECTED_ANOMALIES, coverage_text
 from unified_prof.base.text import part_lines
 from unified_prof.errors import UprofError
 from unified_prof.explain.api import open_files
-from unified_prof.recording.calls import SIZES
 from unified_prof.recording.idle import IN_WORDS, REASONS, IdleReasons
 from unified_prof.recording.model import (
-    KINDS,
-    THEN,
     Anomaly,
     DeviceTime,
     Distribution,
     Finding,
     ModelUse,
-    Row,
     Summary,
     Totals,
 )
 from unified_prof.recording.source import Coverage, device_name
 from unified_prof.recording.steps import StepTrace
 from unified_prof.report import names
+from unified_prof.report.columns import breakdown_columns, device_columns, step_parts
 from unified_prof.report.document import Column, Document, name_column
 from unified_prof.report.figures import Figures, Selection, collect_figures, peak_parts
 from unified_prof.report.names import (
@@ -41,10 +37,6 @@ from unified_prof.report.names import (
 )
 from unified_prof.report.terminal import render_text
 
-_SIZE_HEADINGS = ("weights", "gradients", "activations", "allocated")
-
-
-_REMARKS = re.compile("; .*")
 _NUMBER = re.compile(r"\d{1,9}(?:\.\d{1,9})?", re.ASCII)
 _OTHER_TIME = "optimizer and other"
 _MIN_REST_SHARE = 0.001  # Minimum share of idle time, or of time outside passes, to be mentioned.
@@ -201,9 +193,12 @@ def report_headline(figures: Figures) -> list[tuple[str, str]]:
     facts = dict(summary.facts)
     lines = _step_line(totals, summary.devices, facts, figures.why_idle)
     if totals.total_ns is not None:
-        label = {"device": "device time", "host": "host time", "operation": "operations"}
+        label = {"device": "device work", "host": "host time", "operation": "operations"}
         wholes = [one.breakdown.whole_ns or 0 for one in figures.selections]
-        lines.append((label[summary.clock], _time_of_passes(totals, *wholes[:1])))
+        stepped = summary.clock == "device" and any(one.steps for one in summary.devices)
+        within = " of the whole recording" if stepped else ""
+        text = _time_of_passes(totals, *wholes[:1], within=within)
+        lines.append((label[summary.clock], text))
     sizes = list(peak_parts(totals).items()) or [
         (name, value)
         for name, value in (
@@ -223,7 +218,7 @@ def report_headline(figures: Figures) -> list[tuple[str, str]]:
     lines += [("idle", text) for text in _idle_reasons(figures.why_idle, summary.devices)]
     lines += [("compute", text) for text in _model_use(figures.model_use)]
     if (latency := figures.launch_delay) is not None:
-        lines.append(("launch latency", _launch_latency(latency)))
+        lines.append(("launch to start", _launch_to_start(latency)))
     known = [f"{name} {facts[name]}" for name in _HEADLINE_FACTS if name in facts]
     known += [value for name, value in summary.facts if name.startswith("device ")][:1]
     if known:
@@ -233,7 +228,7 @@ def report_headline(figures: Figures) -> list[tuple[str, str]]:
     return lines
 
 
-def _time_of_passes(totals: Totals, whole_ns: int = 0) -> str:
+def _time_of_passes(totals: Totals, whole_ns: int = 0, *, within: str = "") -> str:
     """Describe the total time of all operations, its share of `whole_ns`, and its parts."""
     passes = [
         ("forward", totals.forward_ns),
@@ -251,35 +246,12 @@ def _time_of_passes(totals: Totals, whole_ns: int = 0) -> str:
         if value is not None
     ]
     calls = "1 call" if totals.count == 1 else f"{names.format_number(totals.count)} calls"
-    text = f"{names.format_duration(totals.total_ns)} in {calls}"
+    text = f"{names.format_duration(totals.total_ns)} in {calls}{within}"
     if whole_ns > (totals.total_ns or 0):
         of = "an iteration without waits" if totals.iteration_waited_ns else "an iteration"
         share = names.format_share(totals.total_ns, whole_ns)
         text += f", {share} of {of} ({names.format_duration(whole_ns)})"
     return "; ".join((text, ", ".join(parts))) if parts else text
-
-
-def step_parts(device: DeviceTime, why: Iterable[IdleReasons]) -> list[tuple[str, int]]:
-    """Return the parts of a device's time in its steps, or in its window if there are none.
-
-    The parts add up to that time. Work that was probably not recorded is no idle time.
-    """
-    unrecorded_ns = _unrecorded_ns(why).get(device.device, 0)
-    time = device.share_basis
-    exposed_ns = (time.communication_ns or 0) - (time.overlap_ns or 0)
-    parts = [
-        ("compute", time.compute_ns),
-        ("exposed communication", exposed_ns),
-        ("copies", time.busy_ns - time.compute_ns - exposed_ns),
-        (IN_WORDS["unrecorded"], unrecorded_ns),
-        ("idle", time.idle_ns - unrecorded_ns),
-    ]
-    return [(name, ns) for name, ns in parts if ns > 0]
-
-
-def _unrecorded_ns(why: Iterable[IdleReasons]) -> dict[str, int]:
-    """Return the time of each device in which work probably ran that was not recorded."""
-    return {one.device: one.unrecorded_ns for one in why if one.step is None}
 
 
 def iteration_parts(totals: Totals) -> list[tuple[str, int]]:
@@ -346,7 +318,7 @@ def _step_line(
     return [("step" if devices else "iteration", text)]
 
 
-def _launch_latency(delay: Distribution) -> str:
+def _launch_to_start(delay: Distribution) -> str:
     """Describe the time from launch calls to kernel starts, including queueing."""
     if delay.count == 1:
         after = names.format_duration(delay.max_ns)
@@ -434,131 +406,6 @@ def _idle_reasons(found: Iterable[IdleReasons], devices: Sequence[DeviceTime]) -
         told = f"{names.format_duration(idle_ns)} in {within}" + f": {told}" * bool(told)
         lines.append(f"{names.neutral(one.device)}, {told}" if len(whole) > 1 else told)
     return lines
-
-
-def breakdown_columns(selection: Selection) -> list[Column]:
-    """Return the columns of a breakdown."""
-    breakdown, rows, by = selection.breakdown, selection.rows, selection.breakdown.by
-
-    def column(
-        heading: str,
-        value: Callable[[Row], float | None],
-        show: Callable[..., str],
-        importance: int,
-    ) -> Column:
-        return Column(heading, tuple(show(value(row)) for row in rows), importance=importance)
-
-    duration = names.format_duration
-    result = [name_column(by, (row.name for row in rows))]
-    if by != "step":
-        result.append(column(selection.counted, lambda row: row.count, names.format_number, 8))
-    result.append(column("time", lambda row: row.total_ns, duration, 10))
-    result.append(column("share", breakdown.percent, names.format_percent, 9))
-    if breakdown.total_ns is not None and by != "step":
-        result.append(column("average", lambda row: row.average_ns, duration, 3))
-    if any(row.forward_ns not in (None, row.total_ns) for row in rows):
-        result.append(column("forward", lambda row: row.forward_ns, duration, 7))
-    result.append(column("backward", lambda row: row.backward_ns, duration, 7))
-    # Requested allocations were not all in use at once, so a sum would not be memory in use.
-    sizes = [size for size in SIZES if any(getattr(row, size) is not None for row in rows)]
-    if len(sizes) > 1 and "allocated_bytes" not in sizes:
-        result.append(column("memory", lambda row: row.size_bytes, names.format_size, 6))
-    result += [
-        column(heading, attrgetter(size), names.format_size, 5)
-        for heading, size in zip(_SIZE_HEADINGS, SIZES, strict=True)
-    ]
-    for key in dict.fromkeys(key for row in rows for key in row.extra):
-        heading, show = extra_column(key)
-        importance = 8 if key in _STATISTICS else 4
-        result.append(column(heading, lambda row, key=key: row.extra.get(key), show, importance))  # type: ignore[misc]
-    cells = tuple(names.neutral(row.detail or "") for row in rows)
-    if (
-        by == "roofline"
-    ):  # A limit and remarks about it: sentences, which are not cut in the middle.
-        cells = tuple(_REMARKS.sub("; ...", cell) for cell in cells)
-    lines = 3 if any(THEN in cell for cell in cells) else 1
-    detail = Column(KINDS[by].detailed, cells, is_name=True, lines=lines, importance=2)
-    return [column for column in (*result, detail) if column.filled or not rows]
-
-
-# Figures of --stats: whoever asks for them needs them more than the parts of a time.
-_STATISTICS = ("min_ns", "median_ns", "p99_ns", "max_ns", "stddev_ns")
-# Ending of a key -> formatter.
-_UNITS = {
-    "_ns": names.format_duration,
-    "_bytes": names.format_size,
-    "_percent": names.format_percent,
-    "_tflop_per_s": names.format_flops_per_second,
-    "_gb_per_s": names.format_gb_per_second,
-    "_flops": names.format_flops,
-    "_flops_per_byte": names.format_number,
-    "_ns_per_token": names.format_duration,
-}
-# Key without its unit -> heading, if it is not the same.
-_EXTRA_HEADINGS = {
-    "waited": "waiting for CPU",
-    "cpu": "CPU time",
-    "least": "min",
-    "most": "max",
-    "delay_median": "latency median",
-    "delay_p99": "latency p99",
-    "delay_max": "latency max",
-}
-# Endings whose unit is part of the heading.
-_KEPT_UNITS = {"_flops_per_byte": ", FLOP/B", "_ns_per_token": " per token"}
-
-
-def extra_column(key: str) -> tuple[str, Callable[..., str]]:
-    """Return heading and formatter of an extra figure, by the unit in its key."""
-    for unit, show in _UNITS.items():
-        if key.endswith(unit):
-            key = key.removesuffix(unit)
-            heading = _EXTRA_HEADINGS.get(key, key.replace("_", " "))
-            return heading + _KEPT_UNITS.get(unit, ""), show
-    return key.replace("_", " "), names.format_number
-
-
-def device_columns(devices: tuple[DeviceTime, ...], why: Iterable[IdleReasons]) -> list[Column]:
-    """Return the table of device times, within steps if they are known."""
-    unrecorded = _unrecorded_ns(why)
-
-    def part(value_of: Callable[[DeviceTime], int | None]) -> tuple[str, ...]:
-        return tuple(
-            _time_column(value_of(one.share_basis), one.share_basis.window_ns) for one in devices
-        )
-
-    stepped = any(one.steps is not None for one in devices)
-
-    def length(one: DeviceTime) -> str:
-        text = names.format_duration(one.share_basis.window_ns)
-        return f"window {text}" if stepped and one.steps is None else text
-
-    result = [
-        name_column("device", (one.device for one in devices)),
-        Column("in steps" if stepped else "window", tuple(map(length, devices))),
-        Column("compute", part(lambda one: one.compute_ns)),
-        Column("communication", part(lambda one: one.communication_ns)),
-        Column("overlapped", part(lambda one: one.overlap_ns), importance=7),
-        Column("copies", part(lambda one: one.copy_ns), importance=6),
-    ]
-    basis = [(one.share_basis, unrecorded.get(one.device, 0)) for one in devices]
-    if any(ns for _, ns in basis):
-        work = tuple(_time_column(ns, one.window_ns) for one, ns in basis)
-        result.append(Column(IN_WORDS["unrecorded"], work))
-    idle = tuple(_time_column(one.idle_ns - ns, one.window_ns) for one, ns in basis)
-    result.append(Column("idle" if stepped else "idle in window", idle))
-    if stepped:
-        window = tuple(names.format_duration(one.window_ns) for one in devices)
-        idle = tuple(_time_column(one.idle_ns, one.window_ns) for one in devices)
-        result.append(Column("window", window, importance=4))
-        result.append(Column("idle in window", idle, importance=4))
-    tasks = tuple(names.format_number(one.tasks) for one in devices)
-    return [*result, Column("tasks", tasks, importance=3)]
-
-
-def _time_column(value_ns: int | None, whole_ns: int) -> str:
-    text = names.format_duration(value_ns)
-    return text if value_ns is None else f"{text} ({names.format_share(value_ns, whole_ns)})"
 
 
 _FEW_STEPS = 9  # The 90th percentile of so few steps is their maximum, and is named so.

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 _MIN_NAME_WIDTH = 24  # Name columns are shortened to this width before other columns are dropped.
 # Width of the first name column if even the columns that are never dropped do not fit.
 _MIN_FIRST_NAME_WIDTH = 12
+_MIN_PROSE_WIDTH = 18  # Sentences are wrapped to this width before other columns are dropped.
 _MAX_NAME_WIDTH = 100
 _MAX_TABLE_WIDTH = 200  # Maximum width of a table in a pipe, unless its figures need more.
 _PIPE_WIDTH = 120  # Width at which facts and findings are wrapped in a pipe.
@@ -43,7 +44,7 @@ _BAR_WIDTH = 60
 _BAR_CHARACTERS = {
     "compute": "█",
     "exposed communication": "▓",
-    "copies": "▒",
+    "exposed copies": "▒",
     "unrecorded work": "░",
     "idle": "·",
     "forward": "█",
@@ -184,9 +185,10 @@ class _TextRenderer:
     def _table(self, table: Table, more: str) -> None:
         columns, widths = self._fit(display_columns(table.columns, full_names=self._full_names))
         shown = RichTable(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
-        for column, width in zip(columns, widths, strict=True):
+        headings = _headings(columns, widths)
+        for column, heading, width in zip(columns, headings, widths, strict=True):
             shown.add_column(
-                column.heading,
+                heading,
                 justify="left" if column.is_name else "right",
                 no_wrap=not column.is_prose,
                 width=width,
@@ -216,18 +218,41 @@ class _TextRenderer:
 
 
 def _fit_terminal(columns: Sequence[Column], width: int) -> tuple[list[Column], list[int]]:
-    """Drop columns until the others fit: the least important and emptiest first, from the right."""
-    shown = list(columns)
-    while True:
-        widths = [_natural_width(column) for column in shown]
-        if _shorten(shown, widths, width, _MIN_NAME_WIDTH):
-            return shown, widths
-        droppable = [column for column in shown[1:] if column.importance < 10 or not column.filled]
-        if not droppable:
-            _shorten(shown, widths, width, _MIN_FIRST_NAME_WIDTH)
-            return shown, widths
-        least = min(reversed(droppable), key=lambda column: column.importance * column.filled)
-        shown = [column for column in shown if column is not least]
+    """Return the most important columns that fit, and their widths; the left ones if equal."""
+    whole = {id(column): _natural_width(column) for column in columns}
+    stacked = {id(column): _natural_width(column, stacks=True) for column in columns}
+
+    def fit(shown: Sequence[Column], minimum: int = _MIN_NAME_WIDTH) -> list[int] | None:
+        for natural in (whole, stacked):
+            widths = [natural[id(column)] for column in shown]
+            if _shorten(shown, widths, width, minimum):
+                room = width - sum(widths) - _GAP * (len(widths) - 1)
+                for index, column in enumerate(shown):  # Stack only the headings that need it.
+                    if 0 < (more := whole[id(column)] - natural[id(column)]) <= room:
+                        widths[index] += more
+                        room -= more
+                return widths
+        return None
+
+    def chosen(kept: set[int]) -> list[Column]:
+        return [column for index, column in enumerate(columns) if index in kept]
+
+    kept = {index for index, one in enumerate(columns) if not index or _is_kept(one)}
+    others = set(range(len(columns))) - kept
+    for index in sorted(
+        others, key=lambda index: (-columns[index].importance * columns[index].filled, index)
+    ):
+        if fit(chosen(kept | {index})) is not None:
+            kept.add(index)
+    shown = chosen(kept)
+    if (widths := fit(shown) or fit(shown, _MIN_FIRST_NAME_WIDTH)) is None:
+        widths = [stacked[id(column)] for column in shown]
+        _shorten(shown, widths, width, _MIN_FIRST_NAME_WIDTH)
+    return shown, widths
+
+
+def _is_kept(column: Column) -> bool:
+    return column.importance >= 10 and column.filled > 0
 
 
 def _shorten(
@@ -237,7 +262,10 @@ def _shorten(
     over = sum(widths) + _GAP * (len(widths) - 1) - room
     for index in sorted(range(len(widths)), key=lambda index: -widths[index]):
         if over > 0 and (columns[index].is_name if prose else columns[index].is_cut):
-            cut = min(over, max(0, widths[index] - minimum))
+            least = min(minimum, _MIN_PROSE_WIDTH) if columns[index].is_prose else minimum
+            cut = min(over, max(0, widths[index] - least))
+            if (short := _width_without_remarks(columns[index])) is not None:
+                cut = widths[index] - min(short, widths[index])
             widths[index] -= cut
             over -= cut
     return over <= 0
@@ -251,8 +279,30 @@ def _cut_cells(column: Column, width: int) -> Sequence[str]:
     return [names.truncate_middle(cell, width) for cell in distinct]
 
 
-def _natural_width(column: Column) -> int:
-    return max(map(cell_len, (column.heading, *column.cells)))
+def _natural_width(column: Column, *, stacks: bool = False) -> int:
+    """Return the width of a column; if `stacks`, the heading of figures has a word per line."""
+    words = column.heading.split() if stacks and not column.is_name else [column.heading]
+    return max(map(cell_len, (*words, *column.cells)))
+
+
+def _width_without_remarks(column: Column) -> int | None:
+    """Return the width of names without the remarks that all have; None if some have none."""
+    short = [names.without_remark(cell) for cell in column.cells]
+    if len(set(short)) < len(set(column.cells)) or any(map(str.__eq__, short, column.cells)):
+        return None
+    return max(map(cell_len, (column.heading, *short)))
+
+
+def _headings(columns: Sequence[Column], widths: Sequence[int]) -> list[str]:
+    """Return the headings, in lines if their columns are narrower than they are."""
+    lines = [
+        [column.heading]
+        if column.is_name or cell_len(column.heading) <= width
+        else textwrap.wrap(column.heading, width, break_long_words=False, break_on_hyphens=False)
+        for column, width in zip(columns, widths, strict=True)
+    ]
+    height = max(map(len, lines))
+    return ["\n".join([""] * (height - len(one)) + one) for one in lines]
 
 
 def _bar(parts: Sequence[tuple[str, float]]) -> str:

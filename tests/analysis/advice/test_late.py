@@ -8,7 +8,7 @@ import pytest
 
 from tests.analysis.advice.faulty_runs import MS, US, FaultyRun, advice, findings_by_kind, saving_ns
 from unified_prof.explain.api import open_analyses
-from unified_prof.report.report_document import device_columns, step_parts
+from unified_prof.report.columns import device_columns, step_parts
 
 STEP = 10 * MS
 

@@ -144,4 +144,6 @@ def test_headline_has_the_launch_latency(path: Path, delays: list[int], expected
             start = called + delay * US
             device.task(start, start + US, connection=number + 1, kernel=("k", "K"))
     with open_reports(path) as opened:
-        assert f"launch latency  {expected}" in report_formats.produce_text(opened, ReportRequest())
+        assert f"launch to start  {expected}" in report_formats.produce_text(
+            opened, ReportRequest()
+        )

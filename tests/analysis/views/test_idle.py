@@ -232,7 +232,7 @@ def test_every_format_shows_the_idle_reasons(tmp_path: Path) -> None:
         (report,) = json.loads(report_formats.produce_json(opened, ReportRequest()))["reports"]
         page = html.produce_page(opened, ReportRequest())
     assert "host-bound 1.15 µs (67.6 %); launch latency 550 ns (32.4 %)" in shown
-    assert "launch latency" in shown
+    assert "launch to start" in shown
     for one in (by_idle, table, marked, page):
         assert re.search(r"host\\?-bound", one)
     steps = [(one["step"], one["host_ns"]) for one in report["why_idle"]]

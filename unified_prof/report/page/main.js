@@ -38,7 +38,7 @@ function figures(report) {
     const known = use.share === null ? rate : words.percent(100 * use.share);
     found.push(figure(use.share === null ? "Compute rate" : "MFU", known, `${words.flops(use.flops)}, ${rate} ${within}${use.peak ? `, peak ${use.peak} TFLOP/s` : ""}`, `${use.flops} FLOP`, "model_use"));
   }
-  if (delay) found.push(figure("Launch latency", words.duration(delay.median_ns), `median; p90 ${words.duration(delay.p90_ns)}`, `${delay.median_ns} ns`, "launch_delay"));
+  if (delay) found.push(figure("Launch to start", words.duration(delay.median_ns), `median, with queueing; p90 ${words.duration(delay.p90_ns)}`, `${delay.median_ns} ns`, "launch_delay"));
   return found.length ? make("div", { class: "figures" }, ...found) : null;
 }
 
