@@ -146,6 +146,12 @@ def test_large_ratios_have_no_decimals_and_small_ones_are_not_zero(tmp_path: Pat
     assert "0.00 x" not in back
 
 
+def test_row_names_the_calls_of_both_sides(tmp_path: Path) -> None:
+    one = Op("aten::linear", [("gemm", "aten::mm", 10)])
+    base, new = recording(tmp_path / "a.db", [one, one]), recording(tmp_path / "b.db", [one])
+    assert "linear x2 -> x1  " in uprof(base, new).stdout
+
+
 def test_names_of_any_length_and_content_stay_on_one_line(tmp_path: Path) -> None:
     odd = [
         Op("aten::linear", [("gemm" * 10_000, "aten::mm", 10)], "M\x1b[31m_0"),

@@ -17,6 +17,7 @@ from unified_prof.report import names
         (999.5, "1.00 µs"),
         (1000, "1.00 µs"),
         (12_345, "12.3 µs"),
+        (12_250, "12.3 µs"),  # halves up, as in the pages
         (999_600, "1.00 ms"),
         (123_456_789, "123 ms"),
         (61_000_000_000, "61.0 s"),
@@ -29,7 +30,14 @@ def test_duration_has_three_digits_and_a_unit(value_ns: float | None, text: str)
 
 @pytest.mark.parametrize(
     ("value_bytes", "text"),
-    [(None, "-"), (0, "0 B"), (1023, "1,023 B"), (1024, "1.00 KiB"), (1 << 30, "1.00 GiB")],
+    [
+        (None, "-"),
+        (0, "0 B"),
+        (1023, "1,023 B"),
+        (1024, "1.00 KiB"),
+        (1 << 30, "1.00 GiB"),
+        (395_776, "387 KiB"),
+    ],
 )
 def test_size_has_a_binary_unit(value_bytes: int | None, text: str) -> None:
     assert names.format_size(value_bytes) == text

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import unicodedata
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -124,7 +125,8 @@ def scaled(value: float, units: tuple[tuple[int, str], ...]) -> str:
     for index, (factor, name) in enumerate(units):
         last = index == len(units) - 1
         if abs(value) >= factor or last:
-            here = value / factor
+            # Halves are rounded up, as in the pages, and not to even digits.
+            here = math.nextafter(value / factor, math.copysign(math.inf, value))
             digits = 0 if last and float(value).is_integer() else max(0, 2 - _magnitude(here))
             text = f"{here:,.{digits}f}"
             # 999.6 µs rounds to 1,000 µs: that is 1.00 ms.

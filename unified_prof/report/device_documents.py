@@ -229,7 +229,7 @@ def _name_with_calls(found: DeviceDifference, row: Line) -> str:
         for amount, side in ((row.base, found.base), (row.new, found.new))
         if amount is not None
     ]
-    return f"{_shown(row.name)} x{' and x'.join(dict.fromkeys(counts))}"
+    return f"{_shown(row.name)} x{' -> x'.join(dict.fromkeys(counts))}"
 
 
 def _shown(name: str) -> str:

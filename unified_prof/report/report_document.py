@@ -39,6 +39,7 @@ from unified_prof.report.terminal import render_text
 
 _NUMBER = re.compile(r"\d{1,9}(?:\.\d{1,9})?", re.ASCII)
 _OTHER_TIME = "optimizer and other"
+_COUNTED_IN_TEXT = {"sampled_trace"}  # Anomalies whose details have their counts.
 _MIN_REST_SHARE = 0.001  # Minimum share of idle time, or of time outside passes, to be mentioned.
 # If the shapes of this share of kernel time are known, the share is not mentioned.
 _KNOWN_SHAPES_SHARE = 0.99
@@ -135,7 +136,9 @@ def _anomaly_case(anomaly: Anomaly) -> str:
     times = "once" if anomaly.count == 1 else f"{names.format_number(anomaly.count)} times"
     if not anomaly.detail:
         return times
-    return anomaly.detail if anomaly.count == 1 else f"{anomaly.detail} ({times})"
+    if anomaly.count == 1 or anomaly.name in _COUNTED_IN_TEXT:
+        return anomaly.detail
+    return f"{anomaly.detail} ({times})"
 
 
 def _failure(summary: Summary) -> list[tuple[str, str]]:

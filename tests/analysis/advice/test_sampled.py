@@ -8,7 +8,9 @@ import unified_prof
 from tests.analysis.advice.faulty_runs import advice
 from tests.decoders.kineto import builders
 from unified_prof.cli.app import main
+from unified_prof.explain.api import open_reports
 from unified_prof.pipeline.convert import convert
+from unified_prof.report.report_document import anomaly_warnings
 
 OPERATIONS = 20_000
 
@@ -35,6 +37,12 @@ def test_only_the_sample_is_a_finding(
         assert {one.why for one in found.not_judged if one.applies} == {
             "most operations were removed from the trace"
         }
+        with open_reports(tmp_path / "run.db") as opened:
+            warnings = dict(anomaly_warnings(opened.analyses[0].summary))
+        assert (
+            warnings["most operations were removed from the trace"]
+            == "400 of more than 18,432 operations are in the file"
+        )
     with pytest.raises(SystemExit):
         main(["cluster", "build", f"0={tmp_path / 'run.db'}", "-o", str(tmp_path / "cluster.db")])
     # Estimates, comparisons and ranks have the same caveat.

@@ -408,7 +408,7 @@ class Allocations:
         addressed = rows["address"] != MISSING
         if not addressed.all():
             lost = int(np.count_nonzero(~addressed))
-            self._sink.anomaly("allocation_without_address", lost, "not paired with a free")
+            self._sink.anomaly("allocation_without_address", lost, "their frees are unknown")
         self._pair(rows[addressed], times[addressed], names[addressed])
         self._write_complete()
 
