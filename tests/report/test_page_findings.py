@@ -23,7 +23,7 @@ def test_finding_has_saving_advice_and_linked_evidence(window: Browser, tmp_path
     assert cost == "3.96 ms"
     assert share == "79.8 % of the recorded time, certain"
     assert title == "host-bound"
-    assert text.startswith("the device is idle 80 % of the time")
+    assert text.startswith("the device is idle 80\u00a0% of the time")
     assert "saves" not in text
     assert "Try: " in row
     click(window, ".findings summary")

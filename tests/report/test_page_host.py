@@ -141,6 +141,33 @@ def test_threads_are_labeled_distinctly_on_a_phone(window: Browser, tmp_path: Pa
         )
 
 
+def test_long_titles_of_lanes_are_shortened_on_a_narrow_screen(
+    window: Browser, launch_page: Path
+) -> None:
+    text = launch_page.read_text(encoding="utf-8")
+    longer = {
+        "thread 1": "process 1110046 thread 1110046",
+        "stream 2": "device 0 stream 2",
+        "stream 5": "device 10 stream 15",
+    }
+    for title, long in longer.items():
+        assert f'"{title}"' in text
+        text = text.replace(f'"{title}"', f'"{long}"')
+    launch_page.write_text(text, encoding="utf-8")
+    shown = "return [...document.querySelectorAll('.lanes div')].map((one) => one.innerText)"
+    for width in (390, 600):
+        window.open(launch_page, width=width)
+        assert window.run(shown) == [
+            *("p1110046 t1110046", "", "2", "", "d0 s2", "d10 s15", "idle", "critical path")
+        ]
+        assert not window.run(
+            "return [...document.querySelectorAll('.lanes div')]"
+            ".some((one) => one.scrollWidth > one.clientWidth)"
+        )
+    window.open(launch_page, width=1280)
+    assert window.run(shown)[4] == "device 0 stream 2"
+
+
 def test_a_pinned_lane_stays_while_others_scroll(window: Browser, launch_page: Path) -> None:
     window.open(launch_page)
     names = "return [...document.querySelectorAll('.lanes div')].map((one) => one.textContent)"

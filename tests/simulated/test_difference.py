@@ -68,7 +68,7 @@ def test_the_headline_says_whether_a_finding_is_new(tmp_path: Path) -> None:
     assert dict(finding_facts(there))["finding"].startswith("unknown -> 6.0")
     sentence = device_sentences.device_verdict(there).split(". ", 1)[1]
     assert sentence.startswith("The finding that changed most costs 6.0")
-    assert "ms/step instead of an unknown time: " in sentence
+    assert "ms/step instead of an unknown time: in new, " in sentence
     new, gone = (device_sentences._main_finding(one, one.findings[1]) for one in (back, there))
     assert new.startswith("A new finding costs ")
     assert gone.startswith("A finding that cost ")

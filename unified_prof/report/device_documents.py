@@ -484,6 +484,7 @@ def device_page(found: DeviceDifference, shown: DeviceRequest) -> str:
             # The verdict has the finding that changed most.
             for what, text in (*device_headline(found), *finding_facts(found)[1:])
         ],
+        "same_devices": found.same_devices,
         "least_ns": MIN_ROW_CHANGE * found.longest_ns,
         "remarks": [names.neutral(one) for one in device_remarks(found)],
         "base_ns": found.base.per_share(found.base.window_ns),

@@ -50,7 +50,17 @@ def _finding_change(found: DeviceDifference, change: FindingChange) -> tuple[str
     elif change.new_ns == 0:
         label, costs = "no longer found", before
     per = "/step" if found.new.steps else ""
-    return label, f"{costs}{per}", neutral(finding_summary(change.finding))
+    text = neutral(finding_summary(change.finding))
+    return (
+        label,
+        f"{costs}{per}",
+        f"{_side_of(found, change)}{text}" if label == "finding" else text,
+    )
+
+
+def _side_of(found: DeviceDifference, change: FindingChange) -> str:
+    """Return the side whose figures the text of a finding has, as its beginning."""
+    return f"in {'new' if change.finding.kind in found.new.findings else 'base'}, "
 
 
 def _main_finding(found: DeviceDifference, change: FindingChange) -> str:
@@ -59,12 +69,13 @@ def _main_finding(found: DeviceDifference, change: FindingChange) -> str:
         "an unknown time" if cost is None else duration(cost) + "/step" * bool(found.new.steps)
         for cost in (change.base_ns, change.new_ns)
     )
-    said = f"The finding that changed most costs {after} instead of {before}"
+    text = neutral(finding_summary(change.finding))
     if change.base_ns == 0:
-        said = f"A new finding costs {after}"
-    elif change.new_ns == 0:
-        said = f"A finding that cost {before} is gone"
-    return f"{said}: {neutral(finding_summary(change.finding))}"
+        return f"A new finding costs {after}: {text}"
+    if change.new_ns == 0:
+        return f"A finding that cost {before} is gone: {text}"
+    said = f"The finding that changed most costs {after} instead of {before}"
+    return f"{said}: {_side_of(found, change)}{text}"
 
 
 def finding_facts(found: DeviceDifference) -> list[tuple[str, str]]:

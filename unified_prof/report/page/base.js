@@ -33,6 +33,9 @@ function fill(node, properties) {
   }
 }
 
+/** Keep numbers and their units on one line. */
+const unbroken = (text) => text.replace(/(\d) (?=(?:%|x|[nµm]?s|[KMGT]?i?B)(?![\w]))/g, "$1\u00a0");
+
 const NOT_MEASURED = "-";
 const TIMES = [[1e9, "s"], [1e6, "ms"], [1e3, "µs"], [1, "ns"]];
 const SIZES = [[2 ** 40, "TiB"], [2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"], [1, "B"]];

@@ -14,7 +14,7 @@ function verdictSection(choose) {
   section.classList.add("verdict");
   if (!page.findings.length) {
     section.classList.add("fine");
-    section.append(make("p", { text: page.no_findings.replace("none", "No findings") }));
+    section.append(make("p", { text: unbroken(page.no_findings.replace("none", "No findings")) }));
     return section;
   }
   section.append(make("ol", {}, ...page.findings.map((one) => make("li", {},

@@ -10,8 +10,8 @@ function firstOf(text) {
   return others.length ? `${end} (+${others.length})` : end;
 }
 
-/** Class of a change: better or worse, from 0.1 % of the step. */
-const tone = (value) => (Math.abs(value) < page.least_ns || !value ? null : value > 0 ? "worse" : "better");
+/** Class of a change on one device model: better or worse, from 0.1 % of the step. */
+const tone = (value) => (!page.same_devices || Math.abs(value) < page.least_ns || !value ? null : value > 0 ? "worse" : "better");
 
 function headlines() {
   const ratio = page.base_ns ? page.new_ns / page.base_ns : null;
@@ -33,9 +33,13 @@ function stepSection() {
   }
   const columns = [
     { key: "name", label: "part", kind: "text" },
-    ...["base_ns", "new_ns", "delta_ns"].map((key) => number(key)),
+    ...["base_ns", "base_percent", "new_ns", "new_percent", "delta_ns", "ratio"].map((key) => number(key)),
   ];
-  const rows = page.parts.map((one) => ({ ...one, delta_ns: one.new_ns - one.base_ns }));
+  const share = (side, one) => (page[`${side}_ns`] ? (100 * one[`${side}_ns`]) / page[`${side}_ns`] : null);
+  const rows = [...page.parts, { name: "total", base_ns: page.base_ns, new_ns: page.new_ns }].map((one) => ({
+    ...one, base_percent: share("base", one), new_percent: share("new", one), delta_ns: one.new_ns - one.base_ns,
+    ratio: one.base_ns && one.new_ns ? one.new_ns / one.base_ns : null,
+  }));
   const table = sortableTable(`Parts of a ${page.unit}`, columns, rows, { key: null, descending: true, search: "", all: false }, announce);
   table.draw();
   table.element.style.setProperty("margin-top", "14px");
@@ -45,7 +49,7 @@ function stepSection() {
 
 const LABELS = {
   class: "class", side: "recorded in", base_calls: "base calls", new_calls: "new calls", base_ns: "base", new_ns: "new", delta_ns: "change",
-  ratio: "ratio", ratio_of_peaks: "attainable", module: "module", line: "line",
+  base_percent: "base share", new_percent: "new share", ratio: "ratio", ratio_of_peaks: "attainable", module: "module", line: "line",
 };
 
 function number(key) {
@@ -111,7 +115,7 @@ function workSection() {
 function remarksSection() {
   const lines = [
     ...page.warnings.map((text) => make("li", {}, make("span", { class: "odd", text: "warning" }), text)),
-    ...page.remarks.map((text) => make("li", { text })),
+    ...page.remarks.map((text) => make("li", { text: unbroken(text) })),
   ];
   const section = card("remarks", "Notes");
   section.append(make("ul", { class: "remarks" }, ...lines));
@@ -120,7 +124,7 @@ function remarksSection() {
 
 startPage(null, () => [
   make("header", { class: "intro" }, make("h1", { text: page.title }),
-    make("p", { text: page.verdict }),
-    make("ul", { class: "facts soft" }, ...page.headline.filter(([what]) => what !== page.unit).map(([what, text]) => make("li", { text: `${what}: ${text}` })))),
+    make("p", { text: unbroken(page.verdict) }),
+    make("ul", { class: "facts soft" }, ...page.headline.filter(([what]) => what !== page.unit).map(([what, text]) => make("li", { text: unbroken(`${what}: ${text}`) })))),
   headlines(), stepSection(), workSection(), remarksSection(),
 ].filter(Boolean));

@@ -144,9 +144,9 @@ function searchTimeline(text) {
   input.focus({ preventScroll: true });
 }
 
-/** Text with parts in backticks as code. */
+/** Text with parts in backticks as code; numbers keep their units. */
 function prose(text) {
-  return text.split("`").map((part, number) => (number % 2 ? make("code", { text: part }) : part));
+  return unbroken(text).split("`").map((part, number) => (number % 2 ? make("code", { text: part }) : part));
 }
 
 function remarksSection(report) {

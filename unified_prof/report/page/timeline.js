@@ -8,6 +8,8 @@ const KINDS = ["operation", "compute", "communication", "copy", "weight", "other
 /** Minimum height of a merged block as a share of the lane. */
 const LOWEST = 0.12;
 const LEFT_OUT = "(name left out)";
+/** Longer titles of lanes are shortened on narrow screens. */
+const MOST_TITLE = 13;
 const NO_WORK = { lanes: [], labels: [], tasks: 0, merged_below_ns: 0, lanes_left_out: 0, whole_ns: null };
 
 /** Visible part of the recording, shared by timeline and charts. */
@@ -133,9 +135,10 @@ function timelineSection(report, announce) {
       lane.base = top;
       top += lane.height;
       const part = Boolean(lane.host) && lane.depth > 0;
-      // On narrow screens only the number of a thread is shown.
-      const [word, rest] = part ? ["", ""] : lane.title.startsWith("thread ") ? ["thread ", lane.title.slice(7)] : ["", lane.title];
-      lane.node = make("div", { class: lane.height === HOST_LANE ? "thread" : null, title: `${lane.title}: click to ${isPinned(lane) ? "unpin" : "pin at the top"}`, on: { click: () => pin(lane) } }, make("span", { class: "word", text: word }), rest);
+      // On narrow screens, "thread " is hidden, and in longer titles the rest of the words: p7 t8, d0 s3.
+      const pieces = part ? [] : lane.title.startsWith("thread ") ? ["", "thread ", lane.title.slice(7)] :
+        lane.title.length > MOST_TITLE ? lane.title.split(/(?<=\b[a-z])([a-z]+ )(?=\d)/) : [lane.title];
+      lane.node = make("div", { class: lane.height === HOST_LANE ? "thread" : null, title: `${lane.title}: click to ${isPinned(lane) ? "unpin" : "pin at the top"}`, on: { click: () => pin(lane) } }, ...pieces.map((text, number) => (number % 2 ? make("span", { class: "word", text }) : text)));
       if (isPinned(lane)) {
         lane.node.classList.add("pinned");
         lane.node.style.top = `${lane.base}px`;
