@@ -1,6 +1,7 @@
 """Charts of the page in a browser: steps, roofline and icicle."""
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -137,6 +138,50 @@ def test_steps_are_marked_and_charted_with_reasons(window: Browser, tmp_path: Pa
     assert window.console() == []
 
 
+def roofline_page(recording: Path, rows: list[dict[str, Any]]) -> Path:
+    """Write a page whose roofline has the given rows."""
+    path = write_page(recording_of_steps(recording))
+    found = re.search(r'id="data">(.*?)</script>', path.read_text("utf-8"), re.DOTALL)
+    assert found is not None
+    data = json.loads(found[1])
+    breakdown = {"total_ns": 2600, "size_bytes": None, "rows_left_out": 0, "rows": rows}
+    data["reports"][0]["figures"]["breakdowns"]["roofline"] = breakdown
+    page = path.read_text("utf-8").replace(found[1], json.dumps(data).replace("<", "\\u003c"))
+    path.write_text(page, "utf-8")
+    return path
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_labels_of_the_roofline_cover_no_dot_and_no_label(
+    window: Browser, tmp_path: Path, width: int
+) -> None:
+    # Element-wise operations share an intensity and have similar rates.
+    rows: list[dict[str, Any]] = [
+        {"name": name, "total_ns": time, "count": 1, "intensity_flops_per_byte": intensity}
+        | {"compute_tflop_per_s": rate}
+        for name, time, intensity, rate in (
+            *(("MatMul", 900, 50.0, 90.0), ("Mul", 800, 0.08, 0.045), ("Add", 700, 0.083, 0.04)),
+            *(("AxpyV2", 650, 0.11, 0.042), ("Cast", 300, 0.1, 0.05), ("Sub", 200, 0.15, 0.045)),
+        )
+    ]
+    window.open(roofline_page(tmp_path / "msprof_1.db", rows), width=width)
+    boxes = (
+        "return [...document.querySelectorAll(arguments[0])].map((one) => {"
+        " const box = one.getBBox(); return [box.x, box.y, box.width, box.height]; })"
+    )
+    labels = window.run(boxes, "#roofline [data-label]")
+    dots = window.run(boxes, "#roofline .dot")
+    assert len(labels) >= 3
+    for number, (left, top, wide, high) in enumerate(labels):
+        for x, y, w, h in dots:
+            radius, at_x, at_y = w / 2, x + w / 2, y + h / 2
+            near_x = min(max(at_x, left), left + wide)
+            near_y = min(max(at_y, top + 2), top + high - 3)  # Without room for accents and tails.
+            assert math.hypot(at_x - near_x, at_y - near_y) >= radius - 1
+        for x, y, w, h in labels[:number]:
+            assert left >= x + w or x >= left + wide or top + 3 >= y + h or y + 3 >= top + high
+
+
 def test_roofline_has_dots_and_a_line_per_peak(window: Browser, tmp_path: Path) -> None:
     operation = "aten::convolution_backward [32,1024,14,14] [1024,256,1,1]"
     rows: list[dict[str, Any]] = [
@@ -146,14 +191,7 @@ def test_roofline_has_dots_and_a_line_per_peak(window: Browser, tmp_path: Path) 
         | {"compute_tflop_per_s": 0.1, "intensity_flops_per_byte": 0.08, "of_peak_percent": 4},
         {"name": "copy", "total_ns": 100, "count": 1, "detail": "memory, 3,350 GB/s"},
     ]
-    path = write_page(recording_of_steps(tmp_path / "msprof_1.db"))
-    found = re.search(r'id="data">(.*?)</script>', path.read_text("utf-8"), re.DOTALL)
-    assert found is not None
-    data = json.loads(found[1])
-    breakdown = {"total_ns": 2600, "size_bytes": None, "rows_left_out": 0, "rows": rows}
-    data["reports"][0]["figures"]["breakdowns"]["roofline"] = breakdown
-    page = path.read_text("utf-8").replace(found[1], json.dumps(data).replace("<", "\\u003c"))
-    path.write_text(page, "utf-8")
+    path = roofline_page(tmp_path / "msprof_1.db", rows)
     for dark in (False, True):
         window.open(path, width=390, dark=dark)
         assert window.run("return document.documentElement.scrollWidth") <= 390

@@ -17,6 +17,19 @@ function limitsOf(rows) {
   return [...found.values()];
 }
 
+/** Return the first place for a label beside, above or below its dot that covers no dot and no label. */
+function placeOf(dot, long, plot, dots, written) {
+  const side = dot.r + 4;
+  const within = (from) => Math.min(Math.max(from, plot.from), plot.until - long);
+  const [middle, above, below] = [dot.y + 4, dot.y - side, dot.y + side + 10];
+  const places = [[dot.x + side, middle], [dot.x - side - long, middle], ...[dot.x, dot.x - long / 2, dot.x - long].flatMap((from) => [[within(from), above], [within(from), below]])]
+    .map(([from, level]) => ({ from, until: from + long, top: level - 11, bottom: level + 3 }));
+  const isInside = (box) => box.from >= plot.from && box.until <= plot.until && box.top >= plot.top && box.bottom <= plot.bottom;
+  const covers = (box, one) => Math.hypot(one.x - Math.min(Math.max(one.x, box.from), box.until), one.y - Math.min(Math.max(one.y, box.top), box.bottom)) < one.r;
+  const meets = (box, one) => box.from < one.until && one.from < box.until && box.top < one.bottom && one.top < box.bottom;
+  return places.find((box) => isInside(box) && !dots.some((one) => covers(box, one)) && !written.some((one) => meets(box, one)));
+}
+
 function rooflineSection(report) {
   const all = report.figures.breakdowns.roofline?.rows ?? [];
   const rows = all.filter((row) => row.intensity_flops_per_byte > 0 && row.compute_tflop_per_s > 0);
@@ -59,10 +72,10 @@ function rooflineSection(report) {
       path.style.stroke = `hsl(${LINE_HUES[number % LINE_HUES.length]} 62% 50%)`;
       parts.push(path);
     });
+    const dots = rows.map((row) => ({ x: x(row.intensity_flops_per_byte), y: y(row.compute_tflop_per_s * 1e12), r: 4 + 9 * Math.sqrt(row.total_ns / most) }));
     rows.forEach((row, number) => {
       const dot = makeSvg("circle", {
-        class: number === at ? "dot chosen" : "dot", cx: x(row.intensity_flops_per_byte), cy: y(row.compute_tflop_per_s * 1e12),
-        r: 4 + 9 * Math.sqrt(row.total_ns / most), "data-name": row.name, on: { click: () => choose(number) },
+        class: number === at ? "dot chosen" : "dot", cx: dots[number].x, cy: dots[number].y, r: dots[number].r, "data-name": row.name, on: { click: () => choose(number) },
       });
       const title = makeSvg("title");
       title.textContent = say(row);
@@ -70,15 +83,12 @@ function rooflineSection(report) {
       parts.push(dot);
     });
     const written = [];
-    rows.slice(0, LABELED).forEach((row) => {
-      const [at, level, text] = [x(row.intensity_flops_per_byte), y(row.compute_tflop_per_s * 1e12) - 8, (row.short ?? row.name).replace(/ [[(].*/, "")];
-      const inside = at < width * 0.7;
-      const from = inside ? at + 14 : at - 14 - CHARACTER_WIDTH * text.length;
-      const until = from + CHARACTER_WIDTH * text.length;
-      // A label that would cover another one is left out: its dot has a title.
-      if (written.some((one) => Math.abs(one.level - level) < 14 && one.from < until && from < one.until)) return;
-      written.push({ level, from, until });
-      write(text, { x: at + (inside ? 14 : -14), y: level, "text-anchor": inside ? "start" : "end" });
+    rows.slice(0, LABELED).forEach((row, number) => {
+      const text = (row.short ?? row.name).replace(/ [[(].*/, "");
+      const box = placeOf(dots[number], CHARACTER_WIDTH * text.length, { from: left, until: width - right, top, bottom: height - bottom }, dots, written);
+      if (!box) return; // Its dot has a title.
+      written.push(box);
+      write(text, { x: box.from, y: box.bottom - 3, "data-label": row.name });
     });
     picture.setAttribute("viewBox", `0 0 ${width} ${height}`);
     picture.replaceChildren(...parts);
