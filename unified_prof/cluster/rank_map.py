@@ -108,6 +108,7 @@ class RankIdentity:
         *,
         steps_recorded: bool,
         loader_recorded: bool,
+        sampled: bool,
         notes: tuple[str, ...],
     ) -> RankFacts:
         """Return the facts of a rank."""
@@ -126,6 +127,7 @@ class RankIdentity:
             shape=self._shape(),
             steps_recorded=steps_recorded,
             loader_recorded=loader_recorded,
+            sampled=sampled,
             notes=notes,
         )
 
@@ -308,7 +310,7 @@ def _partial(
     operations = communication.operations
     busy = intervals.union(kernels.set, intervals.merge(operations["start"], operations["end"]))
     notes = [f"{name}: {detail}" for name, (_, detail) in database.findings.items()]
-    notes += [*_skipped_data(database.report), *filter(None, [database.recording.sample_note])]
+    notes += _skipped_data(database.report)
     steps, recorded = read_steps(database.recording, database.report, busy, notes)
     loader = loader_intervals(database.report)
     if not recorded:
@@ -323,6 +325,7 @@ def _partial(
         device,
         steps_recorded=recorded,
         loader_recorded=loader is not None,
+        sampled=bool(database.recording.sample),
         notes=tuple(notes),
     )
     return Partial(

@@ -90,6 +90,7 @@ class RankFacts:
     loader_recorded: bool = False
     # True if the rank was only watched: the passes of its steps take the place of kernels.
     watched: bool = False
+    sampled: bool = False  # True if most operations were removed from its trace.
     notes: tuple[str, ...] = ()  # Descriptions of missing data.
 
 

@@ -254,6 +254,12 @@ def summarize_run(
     elif all(facts.vendor is None for facts in matched.facts):
         text = "operations and gloo collectives of the processes are compared"
         matched.left_out.add("no_device_recorded", text, len(matched.ranks))
+    if sampled := sum(facts.sampled for facts in matched.facts):
+        text = (
+            f"sampled traces of {sampled:,} of {len(matched.facts):,} recorded ranks: idle time "
+            "and sums are not those of the program"
+        )
+        matched.left_out.add("sampled_trace", text, 1)
     waits = compute_waits(matched)
     whole = whole or sums_in_memory(matched, waits)
     steps = _compared_steps(matched)
