@@ -210,6 +210,8 @@ def test_shown_figures_equal_those_of_json(
             assert float(exact.split()[0]) == totals[key], key
     for key in ("total_ns", "forward_ns", "backward_ns", "iteration_ns", "peak_bytes"):
         assert (key in seen["figures"]) == (totals[key] is not None), key
+    with_engine = any(one["name"] == "allocated PTA+GE" for one in expected["memory"])
+    assert ("PyTorch's allocator only" in seen["body"]) == with_engine
     if expected["launch_delay"] is not None:
         assert seen["figures"]["launch_delay"] == f"{expected['launch_delay']['median_ns']} ns"
     for use in (expected["model_use"] or [])[:1]:

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 _MIN_NAME_WIDTH = 24  # Name columns are shortened to this width before other columns are dropped.
 # Width of the first name column if even the columns that are never dropped do not fit.
 _MIN_FIRST_NAME_WIDTH = 12
-_MIN_PROSE_WIDTH = 18  # Sentences are wrapped to this width before other columns are dropped.
 _MAX_NAME_WIDTH = 100
 _MAX_TABLE_WIDTH = 200  # Maximum width of a table in a pipe, unless its figures need more.
 _PIPE_WIDTH = 120  # Width at which facts and findings are wrapped in a pipe.
@@ -262,8 +261,7 @@ def _shorten(
     over = sum(widths) + _GAP * (len(widths) - 1) - room
     for index in sorted(range(len(widths)), key=lambda index: -widths[index]):
         if over > 0 and (columns[index].is_name if prose else columns[index].is_cut):
-            least = min(minimum, _MIN_PROSE_WIDTH) if columns[index].is_prose else minimum
-            cut = min(over, max(0, widths[index] - least))
+            cut = min(over, max(0, widths[index] - minimum))
             if (short := _width_without_remarks(columns[index])) is not None:
                 cut = widths[index] - min(short, widths[index])
             widths[index] -= cut

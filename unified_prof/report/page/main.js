@@ -21,7 +21,8 @@ function figures(report) {
   const passes = [totals.forward_ns, totals.backward_ns, totals.recomputed_ns, totals.other_ns].filter((one) => one !== null);
   const rest = passes.length ? totals.total_ns - passes.reduce((sum, one) => sum + one, 0) : 0;
   if (rest >= 0.001 * totals.total_ns && rest) found.push(figure("Unattributed", words.duration(rest), part(rest), `${rest} ns`, "rest_ns"));
-  add("Peak memory", "peak_bytes", "");
+  const summed = report.figures.memory.some((one) => /^allocated .*[+]/.test(one.name)); // The chart has sums of allocators, too.
+  add("Peak memory", "peak_bytes", summed ? "PyTorch's allocator only" : "");
   for (const device of devices.slice(0, 1)) {
     const of = device.steps ?? device;
     const why = report.figures.why_idle.find((one) => one.device === device.device && one.step === null);
