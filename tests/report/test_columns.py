@@ -78,6 +78,9 @@ def test_roofline_keeps_the_efficiency_and_the_limit() -> None:
     assert {"intensity,", "of", "peak", "limit"} <= set(middle)
     assert "average" not in middle
     assert "average" in headings("roofline", rows, 200)
+    unknown = "the values of its arguments were not recorded"
+    rows += [row(f"aten::cudnn_convolution [32,256,14,{at}] fp32", unknown) for at in range(3)]
+    assert {"of", "peak", "limit"} <= set(headings("roofline", rows, 80)[:8])
 
 
 def test_reason_for_an_unknown_limit_is_wrapped_and_not_cut() -> None:

@@ -34,8 +34,8 @@ _PARTS: Final[Mapping[str, int]] = {
 _IMPORTANCE: Final[Mapping[By, Mapping[str, int]]] = {
     "path": {"what": 9, "per step": 8, "sections": 6, "min": 5, "max": 5},
     "roofline": {
-        "of peak": 9,
-        "limit": 8,
+        "of peak": 10,
+        "limit": 9,
         "above target": 6,
         "intensity, FLOP/B": 5,
         "calls": 7,
