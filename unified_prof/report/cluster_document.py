@@ -183,9 +183,7 @@ def group_fields(row: GroupRow) -> dict[str, Any]:
     """Return the collectives of one kind, size and kind of group as plain data."""
     slowest = row.slowest_group
     ranks = None if slowest is None else list(slowest.ranks)
-    fields = _rounded_fields(row) | {"slowest_group": ranks}
-    del fields["size_is_minimum"]
-    return fields
+    return _rounded_fields(row) | {"slowest_group": ranks}
 
 
 def group_label(row: GroupRow) -> str:
