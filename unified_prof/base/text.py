@@ -1,4 +1,4 @@
-"""Safe display of untrusted text, numbers with units, and objects that notebooks show as HTML.
+"""Safe display of untrusted text, and formatting of numbers with units.
 
 Names come from untrusted programs and file systems. In a terminal, escape sequences could move the
 cursor or forge output, a line break could forge a second line, and direction marks could disguise a
@@ -17,7 +17,6 @@ import unicodedata
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from decimal import Decimal
-from importlib import import_module
 from os.path import commonprefix
 from typing import Any, TypeVar
 
@@ -183,24 +182,3 @@ def part_lines(facts: Mapping[str, str]) -> dict[str, str]:
     """Return the source line at which each part of an iteration begins."""
     lines = parsed_fact(facts, "part_lines", dict).items()
     return {part: line for part, line in lines if isinstance(line, str)}
-
-
-Item = TypeVar("Item")
-
-
-class Displayed:
-    """Base class of objects that `report.api` displays as HTML."""
-
-    __slots__ = ()
-
-    def _repr_html_(self) -> str:
-        return str(import_module("unified_prof.report.api").object_html(self))
-
-
-class DisplayedList(list[Item], Displayed):
-    """List that notebooks display as HTML."""
-
-    __slots__ = ()
-
-    def __init__(self, items: Iterable[Item] = ()) -> None:
-        super().__init__(items)

@@ -259,7 +259,7 @@ def _most(context: RuleContext, places: Ints) -> str:
     alike, of_size = number == most, f" of {scaled(size, SIZES)}" if size > 0 else ""
     if alike.sum() < len(context.steps):  # sizes that differ from step to step
         alike = keys[:, 0] == kind
-        low, high = (int(end) for end in np.quantile(keys[alike, 1], (0, 1)))
+        low, high = int(keys[alike, 1].min()), int(keys[alike, 1].max())
         of_size = f" of {scaled(max(low, 0), SIZES)} to {scaled(high, SIZES)}"
     count = int(alike.sum()) / len(np.unique(events.group[places[alike]])) / len(context.steps)
     return f"most in {matched.kinds[kind]}{of_size}, {count:,.3g} per step"

@@ -22,7 +22,7 @@ from typing import Final, Literal, NamedTuple
 import numpy as np
 
 from unified_prof.arrays.grouping import Ints
-from unified_prof.base.text import Displayed
+from unified_prof.base.display import Displayed
 from unified_prof.compare.device_leaves import Leaves, distinct
 from unified_prof.compare.device_side import Side
 from unified_prof.compare.statistics import Comparison

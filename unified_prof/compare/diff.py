@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from unified_prof.base.text import NS_PER_MS, Displayed
+from unified_prof.base.display import Displayed
+from unified_prof.base.text import NS_PER_MS
 from unified_prof.compare.comparable import (
     PEAK,
     Operations,

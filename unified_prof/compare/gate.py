@@ -22,8 +22,8 @@ from typing import Literal
 
 import numpy as np
 
+from unified_prof.base.display import Displayed
 from unified_prof.base.run_spec import VARYING
-from unified_prof.base.text import Displayed
 from unified_prof.compare.comparable import (
     BACKWARD,
     EXACT,

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from unified_prof.base.text import DisplayedList
+from unified_prof.base.display import DisplayedList
 from unified_prof.errors import OutputError, StoreError, UsageError
 from unified_prof.explain.report_questions import Analysis, Change, WhatIfResult
 from unified_prof.explain.what_if import WITHOUT

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from unified_prof.base.text import Displayed
+from unified_prof.base.display import Displayed
 
 if TYPE_CHECKING:  # NumPy doubles the time of `uprof report --help`.
     import numpy as np

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
 
-from unified_prof.base.text import Displayed, DisplayedList
+from unified_prof.base.display import Displayed, DisplayedList
 from unified_prof.compare import gate as judging
 from unified_prof.compare import runs
 from unified_prof.compare.confidence import Noise

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.base.columns import TYPE_INVALID, Strings
-from unified_prof.base.text import Displayed
+from unified_prof.base.display import Displayed
 from unified_prof.errors import UsageError, missing_package
 from unified_prof.schema import catalogue
 from unified_prof.schema.catalogue import MSPROF, ColumnSpec, TableSpec

@@ -25,7 +25,8 @@ from unified_prof.decoders.gpu import rows as r
 from unified_prof.decoders.gpu.host_tables import RANGE_EVENT, write_annotations
 from unified_prof.decoders.gpu.pools import Collective, Collectives
 from unified_prof.decoders.gpu.rows import NO_TIME, as_operation
-from unified_prof.decoders.nsys.columns import NO_ID, Fields, write_payloads
+from unified_prof.decoders.nsys.columns import NO_ID, Fields
+from unified_prof.decoders.nsys.other_events import write_payloads
 
 SCHEMAS = "NVTX_PAYLOAD_SCHEMA_ENTRIES"
 ENUMS = "NVTX_PAYLOAD_ENUM_ENTRIES"

@@ -24,8 +24,8 @@ from unified_prof.decoders.gpu import rows as r
 from unified_prof.decoders.gpu import task_tables as gpu_tables
 from unified_prof.decoders.gpu.rows import NO_TIME, GpuRecording, Parts
 from unified_prof.decoders.gpu.task_tables import NO_OPTIONS, Options
-from unified_prof.decoders.nsys import ranges
-from unified_prof.decoders.nsys.columns import NO_ID, Fields, Texts, read_others, write_metrics
+from unified_prof.decoders.nsys import other_events, ranges
+from unified_prof.decoders.nsys.columns import NO_ID, Fields, Texts
 from unified_prof.decoders.nsys.ranges import NcclCalls, Payloads
 from unified_prof.decoders.spool import Rows
 from unified_prof.errors import RawFormatError
@@ -489,13 +489,13 @@ def decode(path: object, tables: Tables, sink: Sink, options: Options = NO_OPTIO
             read_calls(fields, NcclCalls(fields, payloads))
             read_tasks(fields)
             read_waits(fields)
-            read_others(fields)
+            other_events.read_others(fields)
             last = session.window[1] if session.window is not None else session.duration_ns
             if last is None:
                 last = parts.span[1] if parts.span is not None else 0
             nvtx = ranges.Ranges(fields, payloads, last)
             nvtx.read()
-            write_metrics(fields)
+            other_events.write_metrics(fields)
             if parts.span is None:
                 message = f"{path}: has no events, its tables are empty"
                 raise RawFormatError(message, slug="empty-recording")
