@@ -27,6 +27,11 @@ def operations(ids: range, threads: int = 1) -> list[Event]:
         (operations(range(70_001, 70_500)), None),  # a later cycle of the profiler
         (operations(range(1, 40 * BLOCK, BLOCK), threads=40), None),  # threads of one operation
         ([operation("aten::mm", 0, 1)] * 9, None),  # torch before 1.8 has no ids
+        # Another tool's ids, such as random numbers or addresses, are no numbers of operations.
+        (
+            [operation("aten::mm", at, 1, args={"External id": at**7}) for at in range(1, 300)],
+            None,
+        ),
     ],
 )
 def test_removed_operations_are_counted_by_their_ids(

@@ -196,6 +196,7 @@ _OUT_OF_MEMORY_EVENT = "[OutOfMemory]"
 _MAX_FLOWS = 10_000  # Flows that are kept of each forward thread.
 _IDS_PER_BLOCK = 1024  # At most: torch gives each thread blocks of ids, whose last is not full.
 _SAMPLE_SHARE = 0.1  # Below this share of the ids, operations were removed from the file.
+_MIN_OPERATION_NS = 100  # Ids that grow faster than operations can run are not those of torch.
 _CPU_DEVICE_TYPE = 0  # c10::DeviceType::CPU in allocator events.
 
 
@@ -286,9 +287,15 @@ class Collector(Fields):
         if self.forward_of:
             self._find_forward_threads()
         full = (len(self.id_blocks) - len(self.threads) - 1) * _IDS_PER_BLOCK
-        if self.host.rows < _SAMPLE_SHARE * full:
+        if self.host.rows < _SAMPLE_SHARE * full and self._numbers_operations():
             detail = f"{self.host.rows:,} of more than {full:,} operations are in the file"
             self.sink.anomaly("sampled_trace", full - self.host.rows, detail)
+
+    def _numbers_operations(self) -> bool:
+        """Return False if the ids of operations span more than could run in the recorded time."""
+        begin_ns, end_ns = self.span or (0, 0)
+        count = (max(self.id_blocks) - min(self.id_blocks) - 1) * _IDS_PER_BLOCK
+        return count * _MIN_OPERATION_NS <= (end_ns - begin_ns) * max(len(self.threads), 1)
 
     def add_coverage(self, coverage: Coverage) -> None:
         """Add the events of the file by kind."""
