@@ -67,23 +67,6 @@ from unified_prof.errors import RawFormatError
 # Chips whose databases were compared with the exporter's: 910A, 310P, 910B, 310B, 950.
 TESTED_PLATFORMS = (1, 4, 5, 7, 15)
 
-# Kinds of files that are read: names as in `DataFolder`, without the prefix of aging.
-DECODED = frozenset(
-    """
-    api_event compact.task_track compact.node_basic_info compact.node_attr_info
-    compact.hccl_op_info compact.memcpy_info compact.capture_stream_info compact.expand_stream_spec
-    compact.dpu_track additional.tensor_info additional.context_id_info additional.hccl_info
-    additional.msproftx additional.task_memory_info additional.mc2_comm_info additional.hash_dic
-    additional.type_info_dic additional.capture_op_info variable.capture_op_info
-    additional.dpu_hccl_info additional.ccu_group_info additional.ccu_wait_signal_info
-    host_cpu host_mem host_disk host_network host_syscall host_pthreadcall
-    stars_soc stars_soc_profile ffts_profile hwts ts_track aicore aiVectorCore aicpu lpmFreqConv
-    lpmInfoConv
-    hbm llc ddr hccs pcie nic roce netdev_stats npu_mem npu_mem.app npu_module_mem qos ub
-    ccu0.instr ccu1.instr ccu0.stat ccu1.stat
-    """.split()
-)
-
 # Patterns of kinds that the exporter does not use for its database.
 WITHOUT_TABLE = (
     *("additional.ccu_task_info", "additional.fusion_op_info", "additional.graph_id_map"),
@@ -315,6 +298,23 @@ HOST_TASK_DECODERS = (
         tuple(f"{age}.{kind}" for kind in _DPU_KINDS for age in ("unaging", "aging")),
     ),
 )
+
+# Kinds of files that are read: names as in `DataFolder`, without the prefix of aging. The first ones
+# are read together with others, all others by a `Decoder`.
+DECODED = frozenset(
+    """
+    api_event compact.task_track compact.node_basic_info compact.node_attr_info
+    compact.hccl_op_info compact.memcpy_info compact.capture_stream_info compact.expand_stream_spec
+    additional.tensor_info additional.context_id_info additional.hccl_info additional.msproftx
+    additional.mc2_comm_info additional.hash_dic additional.type_info_dic
+    additional.capture_op_info variable.capture_op_info additional.ccu_group_info
+    additional.ccu_wait_signal_info hwts ts_track aicpu lpmFreqConv lpmInfoConv ccu0.stat ccu1.stat
+    """.split()
+) | {
+    _AGING.sub("", kind, count=1)
+    for decoder in (*DEVICE_DECODERS, *TASK_DECODERS, *HOST_DECODERS, *HOST_TASK_DECODERS)
+    for kind in decoder.files
+}
 
 
 def decode_device(
