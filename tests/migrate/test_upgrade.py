@@ -162,12 +162,14 @@ def test_duplicate_key_in_a_file_without_keys_is_a_problem(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("family", ["skyline-run-time", "skyline-memory", "cluster", "watch"])
-def test_other_families_are_at_their_only_revision(tmp_path: Path, family: str) -> None:
+def test_new_files_of_other_families_are_at_the_newest_revision(
+    tmp_path: Path, family: str
+) -> None:
     from unified_prof.migrate.upgrade import create
 
-    path = tmp_path / "a.sqlite"
-    assert create(path, family, "latest") == "1"
-    assert upgrade(path).after == "1"
+    path, newest = tmp_path / "a.sqlite", catalogue.REVISIONS[family][-1]
+    assert create(path, family, "latest") == newest
+    assert upgrade(path).after == newest
     assert check(path).sound
 
 

@@ -18,7 +18,9 @@ from unified_prof.sqlite import fingerprint
 from unified_prof.sqlite.opening import detect
 from unified_prof.sqlite.reader import open_report
 
-MIGRATION = '''"""Add the version of the driver.
+NEWEST = catalogue.REVISIONS["cluster"][-1]
+NEXT = str(int(NEWEST) + 1)
+MIGRATION = f'''"""Add a column.
 
 Released in: nothing, this is a test.
 Old rows: NULL.
@@ -26,32 +28,32 @@ Old rows: NULL.
 import sqlalchemy as sa
 from alembic import op
 
-revision = "2"
-down_revision = "1"
+revision = "{NEXT}"
+down_revision = "{NEWEST}"
 
 
 def upgrade() -> None:
-    op.add_column("RANK", sa.Column("driver_version", sa.TEXT()))
-    op.execute("PRAGMA user_version = 2")
+    op.add_column("RANK", sa.Column("added_text", sa.TEXT()))
+    op.execute("PRAGMA user_version = {NEXT}")
 '''
 
 
 @pytest.fixture
-def first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Yield a summary at revision 1, in a version of the program that has revision 2 too."""
+def older(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Yield a summary at the newest revision, in a program that has one more."""
     folder = write_summary(tmp_path / "run")
     for name in ("schemas", "migrations"):
         shutil.copytree(catalogue.resource_directory(name), tmp_path / name)
     for module in (catalogue, runner):
         monkeypatch.setattr(module, "resource_directory", lambda name: tmp_path / name)
-    monkeypatch.setitem(catalogue.REVISIONS, "cluster", ("1", "2"))
-    text = (tmp_path / "schemas/cluster/1.sql").read_text()
-    text = text.replace("user_version = 1", "user_version = 2")
+    monkeypatch.setitem(catalogue.REVISIONS, "cluster", (*catalogue.REVISIONS["cluster"], NEXT))
+    text = (tmp_path / f"schemas/cluster/{NEWEST}.sql").read_text()
+    text = text.replace(f"user_version = {NEWEST}", f"user_version = {NEXT}")
     text = re.sub(
-        r"(CREATE TABLE RANK \(.*?)\n\);", r"\1,\n  driver_version TEXT\n);", text, flags=re.S
+        r"(CREATE TABLE RANK \(.*?)\n\);", r"\1,\n  added_text TEXT\n);", text, flags=re.S
     )
-    (tmp_path / "schemas/cluster/2.sql").write_text(text)
-    (tmp_path / "migrations/cluster/2.py").write_text(MIGRATION)
+    (tmp_path / f"schemas/cluster/{NEXT}.sql").write_text(text)
+    (tmp_path / f"migrations/cluster/{NEXT}.py").write_text(MIGRATION)
     forget_schemas()
     yield folder
     forget_schemas()
@@ -62,22 +64,25 @@ def forget_schemas() -> None:
     fingerprint._shapes.clear()  # with views of the newest revision
 
 
-def test_first_revision_is_recognised_read_and_upgraded(first: Path) -> None:
-    file = first / "cluster.sqlite"
-    assert detect(file).require() == ("cluster", "1")
-    with open_run(first) as run:
+def test_older_revision_is_recognised_read_and_upgraded(older: Path) -> None:
+    file = older / "cluster.sqlite"
+    assert detect(file).require() == ("cluster", NEWEST)
+    with open_run(older) as run:
         assert len(run.ranks) == 8
     with open_report(file) as report:
-        assert set(report.rows("SELECT driver_version FROM RANK")) == {(None,)}
+        assert set(report.rows("SELECT added_text FROM RANK")) == {(None,)}
     done = upgrade(file)
-    assert (done.before, done.after) == ("1", "2")
-    assert detect(file).require() == ("cluster", "2")
-    assert execute(file, "SELECT count(*), count(driver_version) FROM RANK") == [(8, 0)]
+    assert (done.before, done.after) == (NEWEST, NEXT)
+    assert detect(file).require() == ("cluster", NEXT)
+    assert execute(file, "SELECT count(*), count(added_text) FROM RANK") == [(8, 0)]
 
 
-def test_unknown_number_names_the_known_ones(first: Path) -> None:
-    file = first / "cluster.sqlite"
+def test_unknown_number_names_the_known_ones(older: Path) -> None:
+    file = older / "cluster.sqlite"
     upgrade(file, backup=False)
-    execute(file, "PRAGMA user_version = 3")
-    with pytest.raises(SchemaVersionError, match="user_version is 3, expected 1 or 2"):
+    unknown = int(NEXT) + 1
+    execute(file, f"PRAGMA user_version = {unknown}")
+    known = " or ".join(catalogue.REVISIONS["cluster"])
+    message = f"user_version is {unknown}, expected {known}"
+    with pytest.raises(SchemaVersionError, match=message):
         detect(file).require()

@@ -299,8 +299,8 @@ HOST_TASK_DECODERS = (
     ),
 )
 
-# Kinds of files that are read: names as in `DataFolder`, without the prefix of aging. The first ones
-# are read together with others, all others by a `Decoder`.
+# Kinds of files that are read: names as in `DataFolder`, without the prefix of aging. The listed
+# ones are read together with others, all others by a `Decoder`.
 DECODED = frozenset(
     """
     api_event compact.task_track compact.node_basic_info compact.node_attr_info
