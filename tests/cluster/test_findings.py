@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -20,7 +20,8 @@ from unified_prof.cluster.rank_partial import (
     partial_to_parquet,
     read_first_steps,
 )
-from unified_prof.cluster.rule_context import Segment, remove_excess
+from unified_prof.cluster.replay import ReplayChange
+from unified_prof.cluster.rule_context import Candidate, RuleContext, Segment, remove_excess
 from unified_prof.cluster.summary import summarize_run
 from unified_prof.recording.model import Finding
 
@@ -416,7 +417,7 @@ def test_excess_is_removed_from_segment_parts_in_proportion() -> None:
     ],
 )
 def test_location_of_idle_time(mark: int, parts: tuple[int, int, int], text: str) -> None:
-    assert idle_rules._location(one_interval(mark, parts, MARK_START), (0, 0)) == text
+    assert idle_rules.location(one_interval(mark, parts, MARK_START), (0, 0)) == text
 
 
 def test_comparison_with_nothing_is_no_finding(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -433,11 +434,24 @@ def test_comparison_with_nothing_is_no_finding(monkeypatch: pytest.MonkeyPatch) 
     assert findings_of(plan)[0] == []
 
 
+@pytest.mark.parametrize(("part", "kinds"), [(0.05, ["late_input"]), (0.2, ["late_input", "part"])])
+def test_small_part_of_a_fault_of_the_same_rank_is_no_finding(
+    part: float, kinds: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def parts(context: RuleContext) -> Iterator[Candidate]:
+        for one in idle_rules.late_input(context):
+            cut = {at: part * ns for at, ns in one.change.interval_ns.items()}
+            yield replace(one, kind="part", change=ReplayChange(interval_ns=cut))
+
+    monkeypatch.setattr(findings, "RULES", (*findings.RULES, parts))
+    assert [one.kind for one in findings_of(Plan(late={6: 8_000_000}, steps=4))[0]] == kinds
+
+
 def test_location_of_idle_time_before_another_step() -> None:
     context = one_interval(MARK_STEP, (10, 30, 60), MARK_STEP)
-    assert idle_rules._location(context, (0, 0)) == "after its first kernels"
+    assert idle_rules.location(context, (0, 0)) == "after its first kernels"
     context = one_interval(MARK_END, (10, 30, 60), None)
-    assert idle_rules._location(context, (0, 0)) == "after its all_reduce"
+    assert idle_rules.location(context, (0, 0)) == "after its all_reduce"
 
 
 def one_interval(mark: int, parts: tuple[int, int, int], following: int | None) -> Any:

@@ -307,6 +307,43 @@ def test_fault_of_a_program_is_its_only_finding(name: str) -> None:
     assert first.cost_ms_per_step == pytest.approx(length - usual, rel=tolerance)
 
 
+@pytest.mark.parametrize(
+    ("per_host", "first_ns", "kinds"),
+    [
+        (4, 2 * MS, {"host_bound"}),
+        (8, 2 * MS, {"host_bound"}),
+        (8, 40 * MS, {"host_bound", "late_rank"}),
+    ],
+)
+def test_late_launches_of_a_rank_are_one_finding_with_the_whole_gain(
+    per_host: int, first_ns: int, kinds: set[str]
+) -> None:
+    """Its host is also later at the start of the first step, unless that is another pause."""
+
+    def found(late: int) -> tuple[list[Finding], float]:
+        def program(rank: Rank) -> Iterator[Operation]:
+            is_late = rank.number == late
+            rank.now += (100 * US if rank.step else first_ns) * is_late
+            for _ in range(64):
+                rank.kernel(30 * US)
+                rank.now += 40 * US * is_late
+            for _ in range(8):
+                for _ in range(4):
+                    rank.kernel(150 * US)
+                    rank.now += 10 * US * is_late
+                reduce = rank.post("all_reduce", WORLD, 16 * MIB, 300 * US)
+            yield reduce
+            rank.kernel(MS, "Adam")
+
+        run = run_programs(NAMES, program, per_host=per_host, steps=5)
+        return [one for one in summarize_run(recorded(run)).ranked if one.ranks], run.step_ns / MS
+
+    (late, length), (healthy, usual) = found(2), found(-1)
+    assert healthy == []
+    assert {one.kind: one.ranks for one in late} == dict.fromkeys(kinds, (2,))
+    assert sum(one.cost_ms_per_step for one in late) == pytest.approx(length - usual, rel=0.05)
+
+
 @pytest.mark.parametrize("ns", [20 * US, 100 * US])
 def test_later_launches_in_a_step_of_host_bound_ranks_are_no_pause(ns: int) -> None:
     late, _ = findings(buckets(gaps=lambda rank, step: 60 * US + ns * (rank == step)))

@@ -39,18 +39,15 @@ SCATTERED_PAUSES = "scattered_pauses"
 WAITS_FOR_ABSENT = "waits_for_absent"
 
 _MIN_GAP_EXCESS = 0.5  # Minimum relative increase of the gap between kernels to be reported.
-# Minimum share of the excess idle time that equal gaps after each kernel must explain.
-_MIN_GAP_SHARE = 0.9
 _USUAL_GAP_NS = 2_000.0  # Usual gap between two enqueued kernels on devices of any vendor, ns.
 # Minimum share of a step that all ranks wait for input, or are idle between kernels.
 _MIN_INPUT_SHARE_OF_ALL = 0.1
 _MIN_IDLE_SHARE_OF_ALL = 0.05
-_MIN_LONG_IDLE_SHARE_OF_ALL = 0.1  # The same if it is in a few long intervals.
 # Minimum idle time, as a share of a step, to report without a recorded cause.
 _MIN_IDLE_SHARE = 0.005
 # With fewer ranks, half of them may be late: each rank is compared with its own other steps.
 _MIN_RANKS = 5
-_MIN_STEPS = 3  # Minimum number of compared steps to determine usual values.
+MIN_STEPS = 3  # Minimum number of compared steps to determine usual values.
 # Maximum share of one segment in excess idle time that is spread over a step.
 _MAX_LONGEST_SHARE = 0.5
 _MIN_PAUSE_SHARE = 0.3  # Minimum share of one interval in the excess idle time of a pause.
@@ -72,7 +69,7 @@ def idle_devices(context: RuleContext) -> Iterator[Candidate]:
     """Yield slow launches and pauses: idle devices without another recorded cause."""
     signals = context.signals
     paused = np.zeros(len(context.steps), bool)
-    if len(context.steps) >= _MIN_STEPS and not context.is_watched:
+    if len(context.steps) >= MIN_STEPS and not context.is_watched:
         paused, found = _pause_of_all(context)
         yield from found
     idle = np.where(paused, np.nan, signals.idle_at)
@@ -85,9 +82,9 @@ def idle_devices(context: RuleContext) -> Iterator[Candidate]:
     excess = idle - signals.peers_idle_at
     # Slow launches affect all steps: only much more idle time in some of them is a pause.
     for rank, ns in launch_bound.items():
-        excess[rank] = idle[rank] - _row_medians(idle[[rank]])[0] - ns / 2
+        excess[rank] = idle[rank] - row_medians(idle[[rank]])[0] - ns / 2
     late = _outliers(context, excess, idle, _MIN_IDLE_SHARE) & (excess > _wait_for_missing(context))
-    if len(context.steps) < _MIN_STEPS:  # which of two steps is usual is unknown
+    if len(context.steps) < MIN_STEPS:  # which of two steps is usual is unknown
         late = late & late.all(axis=1, keepdims=True)
     pauses: list[Candidate] = []
     together: dict[str | None, dict[int, dict[int, float]]] = {}
@@ -97,14 +94,17 @@ def idle_devices(context: RuleContext) -> Iterator[Candidate]:
         late_ns = {signals.steps[at]: float(excess[rank, at]) for at in places}
         in_all = set(steps) >= set(context.steps)
         spread = in_all and not context.on_hosts and _is_spread(context, rank)
+        late_launches_ns = _MIN_PAUSE_SHARE * len(context.steps) * launch_bound.get(rank, 0.0)
         if rank not in launch_bound and spread:
             launch_bound[rank] = float(np.nansum(excess[rank])) / len(context.steps)
-        elif _has_pause(context, rank, late_ns, in_all=in_all):
+        elif sum(late_ns.values()) >= late_launches_ns and _has_pause(
+            context, rank, late_ns, in_all=in_all
+        ):
             pauses.append(_late_ranks(context, steps, {rank: late_ns}))
             if in_all:
                 together.setdefault(pauses[-1].figures["where"], {})[rank] = late_ns
     for ranks, host in group_by_host(context, [*launch_bound]):
-        yield _slow_launches(context, ranks, host, launch_bound)
+        yield _slow_launches(context, ranks, host, launch_bound, pauses)
     # Ranks that are late at one point of every step hide each other's cost: they are one finding.
     for alike in (one for one in together.values() if len(one) > 1):
         pauses = [one for one in pauses if one.ranks[0] not in alike]
@@ -139,7 +139,7 @@ def _slow_launches_by_gaps(context: RuleContext) -> dict[int, float]:
     slow: Bools = general & (excess > np.maximum(limit, _MIN_GAP_EXCESS * signals.peers_gap))
     slow = slow & (per_step > MIN_STEP_SHARE * context.step_ns)
     # Between operations of communication the device is idle as well.
-    more = _row_medians(signals.idle_at) - np.nan_to_num(_idle_elsewhere(context, signals.idle_at))
+    more = row_medians(signals.idle_at) - np.nan_to_num(_idle_elsewhere(context, signals.idle_at))
     return {
         rank: max(float(per_step[rank]), float(more[rank]))
         for rank in np.flatnonzero(slow).tolist()
@@ -149,7 +149,7 @@ def _slow_launches_by_gaps(context: RuleContext) -> dict[int, float]:
 def _idle_elsewhere(context: RuleContext, idle: Floats) -> Floats:
     """Return the median idle time per step of the peers of each rank on other hosts, ns."""
     hosts = [context.host(rank) for rank in range(len(idle))]
-    return median_elsewhere(_row_medians(idle), context.roles.peers, hosts)
+    return median_elsewhere(row_medians(idle), context.roles.peers, hosts)
 
 
 def _idle_on_all_ranks(context: RuleContext) -> Iterator[Candidate]:
@@ -180,29 +180,6 @@ def _idle_on_all_ranks(context: RuleContext) -> Iterator[Candidate]:
     }
     change = ReplayChange(interval_ns=cut)
     yield Candidate(HOST_BOUND, ranks, context.steps, change, text, figures)
-
-
-def idle_at_places(context: RuleContext) -> Iterator[Candidate]:
-    """Yield the idle time that all devices have at a few places of every step, if it is long."""
-    signals = context.signals
-    idle_ns = float(_row_medians(signals.idle_at).min(initial=np.inf))  # others may be late
-    is_long = idle_ns > _MIN_LONG_IDLE_SHARE_OF_ALL * context.step_ns
-    ranks = range(len(signals.idle_at))
-    if not is_long or len(context.steps) < _MIN_STEPS or len(ranks) < 2 or context.on_hosts:
-        return
-    by_step = dict.fromkeys(signals.steps, idle_ns)  # what a step has more is a pause
-    cut = {at: ns for rank in ranks for at, ns in _idle_intervals(context, rank, by_step).items()}
-    if not cut:
-        return
-    where = _location(context, max(cut, key=lambda at: cut[at]))
-    text = (
-        f"host-bound: the devices of all ranks are idle for {format_time(idle_ns)} or more in "
-        f"every step, mostly {where}; `uprof advise --rank {context.global_ranks([0])[0]}` may "
-        "name the cause"
-    )
-    figures = {"idle_ms_per_step": round(idle_ns / NS_PER_MS, 4), "where": where}
-    cost = (HOST_BOUND, (), context.steps, ReplayChange(interval_ns=cut), text, figures)
-    yield Candidate(*cost, min_cost_ns=_MIN_LONG_IDLE_SHARE_OF_ALL * context.step_ns)
 
 
 def late_input(context: RuleContext) -> Iterator[Candidate]:
@@ -254,7 +231,7 @@ def _earlier_input(
     steps = context.signals.steps
     for rank in ranks:
         by_step = {steps[at]: float(np.nan_to_num(waits[rank, at])) for at in places}
-        cut |= _idle_intervals(context, rank, by_step, longest=False)
+        cut |= idle_intervals(context, rank, by_step, longest=False)
     return ReplayChange(interval_ns=cut)
 
 
@@ -267,7 +244,7 @@ def _outliers(context: RuleContext, excess: Floats, values: Floats, min_share: f
     if len(excess) < _MIN_RANKS:
         own = np.where(known, values, np.nan)
         with np.errstate(invalid="ignore"):
-            spread = own - _row_medians(own)[:, None]
+            spread = own - row_medians(own)[:, None]
     limit = chance_limit(int(known.sum())) * robust_deviation(spread[known])
     return lasting(context, known & (excess > max(limit, min_share * context.step_ns)))
 
@@ -276,7 +253,7 @@ def _pause_of_all(context: RuleContext) -> tuple[Bools, list[Candidate]]:
     """Return a mask of the steps in which all ranks pause, and their candidate."""
     signals = context.signals
     length, idle = signals.length_at, signals.idle_at
-    usual_length, usual_idle = _row_medians(length), _row_medians(idle)
+    usual_length, usual_idle = row_medians(length), row_medians(idle)
     with np.errstate(invalid="ignore"):
         longer = length - usual_length[:, None]
         more_idle = idle - usual_idle[:, None]
@@ -291,7 +268,7 @@ def _pause_of_all(context: RuleContext) -> tuple[Bools, list[Candidate]]:
     cut: dict[tuple[int, int], float] = {}
     for rank in range(len(context.matched.ranks)):
         by_step = {signals.steps[at]: float(more_idle[rank, at]) for at in places}
-        cut |= _idle_intervals(context, rank, by_step)
+        cut |= idle_intervals(context, rank, by_step)
     pause_ns = float(np.median(more_idle[:, places]))
     longest_ns = float(np.median(length[:, places]))
     text = (
@@ -315,7 +292,7 @@ def _slow_launches_by_host(
     hosts = [context.host(rank) for rank in range(len(idle))]
     if len(set(hosts)) < 2 or None in hosts:
         return {}
-    median = _row_medians(idle)
+    median = row_medians(idle)
     excess = median - _idle_elsewhere(context, idle)
     limit = max(
         chance_limit(len(median)) * spread_of_alike(median, context.roles.peers, hosts),
@@ -364,6 +341,8 @@ def _has_pause(
 def _elsewhere(context: RuleContext, rank: int) -> list[int]:
     """Return the ranks on other hosts with the role of a rank; all if no other rank has it."""
     peers, host = context.roles.peers, context.host(rank)
+    if len(context.hosts(range(len(peers)))) == 1:
+        host = None
     alike = peers == peers[rank]
     if alike.sum() == 1 and not context.roles.by_stage:
         alike[:] = True
@@ -375,12 +354,17 @@ def _elsewhere(context: RuleContext, rank: int) -> list[int]:
 
 
 def _slow_launches(
-    context: RuleContext, ranks: list[int], host: str | None, excess_ns: Mapping[int, float]
+    context: RuleContext,
+    ranks: list[int],
+    host: str | None,
+    excess_ns: Mapping[int, float],
+    pauses: Sequence[Candidate],
 ) -> Candidate:
-    """Return the candidate for ranks that are idle because their hosts launch slowly."""
+    """Return the candidate for ranks that are idle because their hosts launch slowly.
+
+    Idle time of `pauses` is not included.
+    """
     signals = context.signals
-    steps = max(len(context.steps), 1)
-    gaps: dict[int, float] = {}
     cut: dict[tuple[int, int], float] = {}
     usual = np.array([_usual_gap(context, rank) for rank in ranks])
     for rank, usual_ns in zip(ranks, usual.tolist(), strict=True):
@@ -389,9 +373,6 @@ def _slow_launches(
         if elsewhere := _elsewhere(context, rank):
             segments = excess_segments(context, rank, elsewhere, idle=True)
             cut |= remove_excess(rank, segments, sum(segment.excess_ns for segment in segments))
-        elif gap_ns * float(signals.launches[rank]) / steps >= _MIN_GAP_SHARE * excess_ns[rank]:
-            gaps[rank] = gap_ns
-            continue
         else:
             idle_ns = sum(interval.ns for interval in intervals if not interval.communicates)
             share = min(excess_ns[rank] * len(context.replay.steps) / idle_ns, 1.0)
@@ -400,6 +381,8 @@ def _slow_launches(
         for one in intervals:
             late_ns = min(one.ns, gap_ns * one.kernels)
             cut[rank, one.mark] = max(late_ns, cut.get((rank, one.mark), 0.0))
+    for place, ns in ReplayChange.merge([one.change for one in pauses]).interval_ns.items():
+        cut[place] = max(cut.get(place, 0.0) - ns, 0.0)
     gap_us, usual_us = (float(np.median(values)) / 1e3 for values in (signals.gap[ranks], usual))
     idle_ms = float(np.median([excess_ns[rank] for rank in ranks])) / NS_PER_MS
     figures = {
@@ -414,7 +397,7 @@ def _slow_launches(
     text = f"host-bound: {context.describe(ranks[0])}: its device is {idle}"
     if host is not None:
         text = f"host-bound: host {host}: the devices of {len(ranks)} ranks are {idle}"
-    change = ReplayChange(gap_ns=gaps, interval_ns=cut)
+    change = ReplayChange(interval_ns=cut)
     return Candidate(HOST_BOUND, ranks, context.steps, change, text, figures)
 
 
@@ -425,7 +408,7 @@ def _usual_gap(context: RuleContext, rank: int) -> float:
     return float(np.nan_to_num(context.signals.peers_gap[rank], nan=of_all))
 
 
-def _idle_intervals(
+def idle_intervals(
     context: RuleContext, rank: int, idle_ns: Mapping[int, float], *, longest: bool = True
 ) -> dict[tuple[int, int], float]:
     """Return {(rank, mark): reduction} that removes `idle_ns` (by step), longest or first ones."""
@@ -447,8 +430,8 @@ def _late_ranks(
     late_ns = float(np.median([ns for by_step in idle_ns.values() for ns in by_step.values()]))
     cut: dict[tuple[int, int], float] = {}
     for rank, by_step in idle_ns.items():
-        cut |= _idle_intervals(context, rank, by_step)
-    where = _location(context, max(cut, key=lambda at: cut[at])) if cut else None
+        cut |= idle_intervals(context, rank, by_step)
+    where = location(context, max(cut, key=lambda at: cut[at])) if cut else None
     cause = f"`uprof advise --rank {context.global_ranks(ranks)[0]}` may name the cause"
     if context.is_watched:
         where, cause = "in other Python code", "the cause is not recorded"
@@ -488,7 +471,7 @@ def _scattered_pauses(context: RuleContext, pauses: Sequence[Candidate]) -> list
     return [Candidate(SCATTERED_PAUSES, ranks, steps, change, text, figures, bound_ns=bound)]
 
 
-def _location(context: RuleContext, interval: tuple[int, int]) -> str:
+def location(context: RuleContext, interval: tuple[int, int]) -> str:
     """Describe the position of an interval (rank, mark) in a rank's timeline."""
     rank, mark = interval
     marks = context.matched.partials[rank].marks
@@ -590,7 +573,7 @@ def _waits_if_absent(context: RuleContext) -> Floats:
     return result
 
 
-def _row_medians(values: Floats) -> Floats:
+def row_medians(values: Floats) -> Floats:
     """Return the median of the finite values of each row; 0 if there are none."""
     result = np.zeros(len(values))
     for index, row in enumerate(values):

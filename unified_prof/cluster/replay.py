@@ -33,8 +33,6 @@ class ReplayChange:
     work: Mapping[int, float] = field(default_factory=dict)  # Rank -> factor of its kernel times.
     # (rank, step) -> factor of its kernel times in that step, instead of `work`.
     work_at: Mapping[tuple[int, int], float] = field(default_factory=dict)
-    # Rank -> reduction of the idle time after each of its kernels.
-    gap_ns: Mapping[int, float] = field(default_factory=dict)
     # (rank, mark) -> reduction of the interval after that mark of its partial.
     interval_ns: Mapping[tuple[int, int], float] = field(default_factory=dict)
     # Event -> factor of its transfer time.
@@ -43,23 +41,21 @@ class ReplayChange:
     @property
     def ranks(self) -> set[int]:
         """Ranks whose own time changes."""
-        by_rank = {*self.work, *self.gap_ns}
-        return by_rank | {rank for rank, _ in (*self.work_at, *self.interval_ns)}
+        return {*self.work, *(rank for rank, _ in (*self.work_at, *self.interval_ns))}
 
     @staticmethod
     def merge(changes: Sequence[ReplayChange]) -> ReplayChange:
         """Combine changes: multiply factors; use the largest reduction of the same time."""
         merged = ReplayChange(*({} for _ in fields(ReplayChange)))
         work_at: Any = merged.work_at
+        cut: Any = merged.interval_ns
         for change in changes:
             for name in ("work", "work_at", "transfer"):
                 target = getattr(merged, name)
                 for key, factor in getattr(change, name).items():
                     target[key] = target.get(key, 1.0) * factor
-            for name in ("gap_ns", "interval_ns"):
-                target = getattr(merged, name)
-                for key, ns in getattr(change, name).items():
-                    target[key] = max(target.get(key, 0.0), ns)
+            for place, ns in change.interval_ns.items():
+                cut[place] = max(cut.get(place, 0.0), ns)
         for rank, step in work_at:
             work_at[rank, step] *= merged.work.get(rank, 1.0)
         return merged
@@ -115,9 +111,7 @@ class RankTimeline(Frame):
         for (changed, step), factor in change.work_at.items():
             if changed == rank:
                 work[self.step == step] = factor
-        gap_ns = change.gap_ns.get(rank, 0.0) * inside
-        idle = np.maximum(self.idle_ns - gap_ns * self.kernels, 0.0)
-        own: Floats = self.busy_ns * work + idle
+        own: Floats = self.busy_ns * work + self.idle_ns
         if cuts:
             marks, cut = np.array(sorted(cuts.items())).T
             place = find(self.mark, marks.astype(np.int64))

@@ -32,6 +32,8 @@ _MAX_INCOMPLETE_SHARE = 0.05
 # Minimum number of consecutive blocks of watched steps for a finding, also as a part of all blocks.
 _MIN_BLOCKS = 3
 _MIN_BLOCK_SHARE = 6
+# A fault that gains this many times less than another one of the same ranks may be a part of it.
+_MIN_PART_FACTOR = 10
 _MAX_STEPS_LISTED = 5  # Maximum number of steps listed in a sentence.
 
 
@@ -162,6 +164,15 @@ def cost_findings(context: RuleContext, candidates: Sequence[Candidate]) -> list
             gain_ns = together - context.replay.gain_ns(ReplayChange.merge(others))
             cost_ns = gain_ns / replayed * share
             condition = " once the other findings are fixed"
+        costlier = [
+            other.change
+            for other, (ns, _) in zip(candidates, alone, strict=True)
+            if ns > _MIN_PART_FACTOR * gain_ns > 0 and set(other.ranks) >= set(candidate.ranks)
+        ]
+        if replayed and costlier:  # it may be a part of another fault of the same ranks
+            fixed = context.replay.gain_ns(ReplayChange.merge(costlier))
+            both = context.replay.gain_ns(ReplayChange.merge([*costlier, candidate.change]))
+            cost_ns = min(cost_ns, (both - fixed) / replayed * share)
         if cost_ns >= needed:
             findings.append(_finding(context, candidate, cost_ns, share, bool(replayed), condition))
     return sorted(

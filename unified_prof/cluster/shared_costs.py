@@ -14,10 +14,16 @@ import numpy as np
 
 from unified_prof.arrays.grouping import Bools, Floats, Ints
 from unified_prof.base.text import SIZES, scaled
-from unified_prof.cluster.idle_rules import idle_at_places
+from unified_prof.cluster.idle_rules import (
+    HOST_BOUND,
+    MIN_STEPS,
+    idle_intervals,
+    location,
+    row_medians,
+)
 from unified_prof.cluster.rank_partial import MARK_START
 from unified_prof.cluster.replay import ReplayChange
-from unified_prof.cluster.rule_context import NS_PER_MS, Candidate, RuleContext
+from unified_prof.cluster.rule_context import NS_PER_MS, Candidate, RuleContext, format_time
 from unified_prof.cluster.slow_links import slow_network
 from unified_prof.cluster.waits import exposed_waits, mostly_recorded
 
@@ -26,7 +32,8 @@ EXPOSED_COMMUNICATION = "exposed_communication"
 SMALL_BUCKETS = "small_buckets"
 PIPELINE_BUBBLE = "pipeline_bubble"
 
-# Minimum share of the step that is saved without setup or small messages, or with overlap.
+# Minimum share of the step that is saved without setup, small messages or long idle time, or with
+# overlap.
 _MIN_SHARE = 0.1
 _MIN_BUBBLE_SHARE = 0.2  # The same for a pipeline; with enough micro-batches, less is left.
 _BATCHES_PER_STAGE = 4  # Usual number of micro-batches per pipeline stage in a step.
@@ -49,7 +56,7 @@ def shared_costs(context: RuleContext, fixed: ReplayChange) -> Iterator[Candidat
         yield from _collective_setup(context)
         if not fixed.transfer:
             yield from slow_network(context)
-        yield from idle_at_places(context)
+        yield from _idle_at_places(context)
         yield from _pipeline_bubble(context, fixed, gain_ns)
         yield from _small_buckets(context)
         yield from _exposed_communication(context)
@@ -99,6 +106,29 @@ def _collective_setup(context: RuleContext) -> Iterator[Candidate]:
     )
     figures = {"setup_ms_per_step": ns / NS_PER_MS}
     yield _candidate(context, COLLECTIVE_SETUP, ReplayChange(), text, figures, bound_ns=ns)
+
+
+def _idle_at_places(context: RuleContext) -> Iterator[Candidate]:
+    """Yield the idle time that all devices have at a few places of every step, if it is long."""
+    signals = context.signals
+    idle_ns = float(row_medians(signals.idle_at).min(initial=np.inf))  # others may be late
+    is_long = idle_ns > _MIN_SHARE * context.step_ns
+    ranks = range(len(signals.idle_at))
+    if not is_long or len(context.steps) < MIN_STEPS or len(ranks) < 2 or context.on_hosts:
+        return
+    by_step = dict.fromkeys(signals.steps, idle_ns)  # what a step has more is a pause
+    cut = {at: ns for rank in ranks for at, ns in idle_intervals(context, rank, by_step).items()}
+    if not cut:
+        return
+    where = location(context, max(cut, key=lambda at: cut[at]))
+    text = (
+        f"host-bound: the devices of all ranks are idle for {format_time(idle_ns)} or more in "
+        f"every step, mostly {where}; `uprof advise --rank {context.global_ranks([0])[0]}` may "
+        "name the cause"
+    )
+    figures = {"idle_ms_per_step": round(idle_ns / NS_PER_MS, 4), "where": where}
+    cost = (HOST_BOUND, (), context.steps, ReplayChange(interval_ns=cut), text, figures)
+    yield Candidate(*cost, min_cost_ns=_MIN_SHARE * context.step_ns)
 
 
 def _pipeline_bubble(
