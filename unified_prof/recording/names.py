@@ -145,6 +145,7 @@ READS_RESULT: Final = Words(
     r"^aten_(?:item|local_scalar_dense|is_nonzero|nonzero|to|to_copy|copy|masked_select|equal)$ "
     r"^aten_(?:unique|index)"
 )
+NONZERO: Final = Words("^aten_nonzero$")
 COMPILED_REGION: Final = Words("torch_compiled_region compiled_fx_graph ^compiled_function")
 COMPILED_KERNEL: Final = Words("^triton_(?:poi|red|per|tem)")
 

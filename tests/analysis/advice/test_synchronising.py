@@ -44,6 +44,23 @@ def test_synchronizing_call_costs_the_idle_time_until_the_next_kernel(tmp_path: 
     assert "pauses between requests" in finding.text
 
 
+@pytest.mark.parametrize("operation", ["aten::nonzero", "aten::equal"])
+def test_kernels_of_nonzero_go_with_it(operation: str, tmp_path: Path) -> None:
+    with FaultyRun(tmp_path / "run.db") as run:
+        for begin in range(0, 60 * STEP, STEP):
+            run.kernel(begin + 10 * US, begin + 810 * US, launched=begin)
+            run.call(begin + 20 * US, begin + 930 * US, operation)
+            run.kernel(begin + 811 * US, begin + 851 * US, launched=begin + 22 * US)
+            run.api(begin + 30 * US, begin + 860 * US, "cudaStreamSynchronize")
+            run.kernel(begin + 872 * US, begin + 892 * US, launched=begin + 862 * US)
+    finding = findings_by_kind(tmp_path / "run.db")["synchronising_calls"]
+    # From the first kernel to the last one, compared with the kernels of 800 µs and gaps of 1 µs.
+    gain_ns = (59 * STEP + 882 * US) - (60 * 800 * US + 59 * US)
+    kept_ns = 60 * 62 * US if operation == "aten::equal" else 0  # two kernels and their gaps
+    assert saving_ns(finding) == pytest.approx(gain_ns - kept_ns, rel=0.015)  # gaps stay
+    assert ("with 120 kernels that only" in finding.text) == (not kept_ns)
+
+
 @pytest.mark.parametrize(("work_us", "until_us"), [(350, 350), (80, 80), (350, 500)])
 def test_function_that_runs_after_synchronizations_is_named(
     work_us: int, until_us: int, tmp_path: Path

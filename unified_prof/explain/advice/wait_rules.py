@@ -343,6 +343,9 @@ def synchronising_calls(context: DeviceContext) -> Iterator[Cause]:
     where = f", {'mostly ' if count > 1 else ''}in {rows[0]['name'].partition(' (')[0]}"
     where += f" at {rows[0]['line']}" if "line" in rows[0] else ""
     checks = _checks(context, gaps.copy[copied])
+    if any(names.NONZERO(row["name"].partition(" (")[0]) for row in rows):  # its own kernels
+        nonzero = context.launched_in(names.NONZERO) & (context.tasks.kind == KERNEL)
+        checks = np.union1d(checks, np.flatnonzero(nonzero))
     context.explained[np.append(gaps.copy[copied], checks)] = True
     checks_ns = context.busy_ns(checks)
     if checks_ns > WARN_SHARE * idle_ns:
