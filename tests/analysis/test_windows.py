@@ -17,7 +17,14 @@ from unified_prof.explain.advice import device_context
 from unified_prof.explain.api import open_analyses, open_reports
 from unified_prof.explain.msprof import MsprofAnalysis
 from unified_prof.explain.skyline import trees
-from unified_prof.recording import calls, framework, host_calls, idle_time
+from unified_prof.recording import (
+    breakdowns,
+    calls,
+    framework,
+    host_calls,
+    idle_time,
+    python_frames,
+)
 from unified_prof.recording import tasks as read_tasks
 from unified_prof.report import figures
 from unified_prof.report.formats import ReportRequest
@@ -41,12 +48,15 @@ CALLS = ("cudaLaunchKernel", "cudaStreamSynchronize", "cudaMemcpyAsync")
 
 
 def use_small_windows(patch: pytest.MonkeyPatch, shift: int, window: int) -> None:
-    """Process `window` rows at a time, in blocks of 2**shift."""
+    """Process `window` rows at a time, in blocks of 2**shift; look up by binary search."""
     patch.setattr(packed, "_SHIFT", shift)
     for module in (packed, host_calls):
         patch.setattr(module, "BLOCK", 1 << shift)
-    for module in (read_tasks, intervals, framework, idle_time, calls, device_context):
+    windowed = (read_tasks, intervals, framework, python_frames, idle_time, calls, device_context)
+    for module in windowed:
         patch.setattr(module, "WINDOW", window)
+    patch.setattr(python_frames, "SPARSE", -1024)
+    patch.setattr(breakdowns, "_SPARSE", 0)
     patch.setattr(host_calls, "_WINDOW", window)
     patch.setattr(read_tasks, "_KEPT_ROWS", 10)
 

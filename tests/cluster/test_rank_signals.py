@@ -171,6 +171,69 @@ def test_link_that_is_slow_only_in_some_steps_is_found_with_them(
 
 
 @pytest.mark.parametrize(
+    ("source", "target", "per_host"),
+    [
+        *((("rank", 5), None, 4), (None, ("rank", 5), 4)),
+        *((("rank", 5), None, 1), (None, ("rank", 5), 1)),  # not: host 5
+        *((("host", "1"), None, 4), (None, ("host", "1"), 4), (("host", "2"), ("host", "1"), 4)),
+        (("device", 2), ("device", 2), 4),
+    ],
+)
+@pytest.mark.parametrize("both", [False, True])
+def test_cause_of_slow_links_is_the_end_that_they_share(
+    source: Any, target: Any, per_host: int, both: bool
+) -> None:
+    """All pairs of ranks of 8 hosts are compared; those from `source` to `target` are slow."""
+    world = range(8 * per_host)
+    facts = [SimpleNamespace(host=str(r // per_host), device_id=r % per_host) for r in world]
+    ends = [{("rank", r), ("host", f.host), ("device", f.device_id)} for r, f in enumerate(facts)]
+
+    def is_slow(a: int, b: int) -> bool:
+        return source in {None, *ends[a]} and target in {None, *ends[b]}
+
+    pairs = {(a, b) for a in world for b in world if facts[a].host != facts[b].host}
+    slow = [
+        slow_links.SlowLink((min(pair), max(pair)), pair, -1, 2, (), 1, 2)
+        for pair in sorted(pairs)
+        if is_slow(*pair) or (both and is_slow(*pair[::-1]))
+    ]
+    context: Any = SimpleNamespace(
+        matched=SimpleNamespace(facts=facts),
+        host=lambda rank: facts[rank].host,
+        hosts=lambda ranks: sorted({facts[rank].host for rank in ranks}),
+    )
+    causes, links = slow_links._common_cause(context, pairs, slow) or ([], [])
+    expected = {(source, target), *([(target, source)] if both else [])}
+    assert (set(causes), sorted(one.ends or () for one in links)) == (
+        expected,
+        [one.ends for one in slow],
+    )
+
+
+@pytest.mark.parametrize(
+    ("groups", "shape", "expected"),
+    [
+        ([("pp", (0, 1)), ("pp", (2, 3))], {}, [0, 1, 0, 1]),
+        ([("pp", (0, 1)), ("pp", (1, 2)), ("pp", (2, 3))], {}, [0, 1, 2, 3]),  # one pipeline
+        ([("pp", (0, 1))], {}, [0, 1, None, None]),
+        ([("pp", (0, 1))], {"pp": 1}, [0, 1, 0, 0]),
+        ([("tp", (0, 1))], {"pp": 2}, [0] * 4),  # groups have names: there are no stages
+        ([("other", (0, 1))], {"pp": 2}, [None] * 4),
+        ([("other", (0, 1))], {"pp": 1}, [0] * 4),
+    ],
+)
+def test_position_in_a_group_is_unknown_unless_recorded(
+    groups: list[tuple[str, tuple[int, ...]]], shape: dict[str, int], expected: list[int | None]
+) -> None:
+    matched: Any = SimpleNamespace(
+        groups=[SimpleNamespace(kind=k, ranks=ranks, is_recorded=True) for k, ranks in groups],
+        ranks=range(4),
+        facts=[SimpleNamespace(shape=shape)] * 4,
+    )
+    assert rank_signals._group_positions(matched, "pp") == expected
+
+
+@pytest.mark.parametrize(
     ("load", "each", "expected"),
     [
         ([[2, 4], [4, 8]], False, [[1.5, 1.5], [0.75, 0.75]]),  # totals 6 and 12, mean 9

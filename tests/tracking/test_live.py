@@ -38,16 +38,20 @@ def live(**options: Any) -> LiveTracking:
     return LiveTracking("cpu", make_spec(HERE, **settings))
 
 
-def test_loop_in_the_block_is_measured() -> None:
+@pytest.mark.parametrize(("steps", "measured"), [(10, 3), (9, 2), (6, 1), (5, 1)])
+def test_loop_in_the_block_is_measured(steps: int, measured: int) -> None:
     with live() as tracking:
-        net = train(10)
+        net = train(steps)
     tracked = tracking.tracked
     assert tracked is not None
     assert names(tracked) == ["linear", "relu"]
     assert places(tracked.operations[0])[0].startswith("test_live.py:")
-    assert len(tracked.iterations) == 3
-    assert tracked.complete
-    assert tracking.failure is None
+    assert len(tracked.iterations) == measured
+    assert tracked.complete == (steps == 10)
+    # The last step of these measures the peak, the last kind of figure.
+    too_few = None if steps > 5 else "the workload ended after 1 of 3 measured iterations"
+    assert tracking.failure == too_few
+    assert tracked.anomalies.get("run_not_complete") == (too_few and (1, too_few))
     assert [w.size_bytes for w in tracked.weights] == [256, 32]
     assert net is not None
 

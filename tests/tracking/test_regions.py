@@ -443,7 +443,11 @@ class FakeMemory:
         return before
 
 
-def test_device_peak_of_a_region_is_the_maximum_while_it_is_open(watch: RegionWatch) -> None:
+@pytest.mark.parametrize("limit", [5, 4])  # of changes of the open regions: five
+def test_device_peak_of_a_region_is_the_maximum_while_it_is_open(
+    watch: RegionWatch, limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("unified_prof.tracking.peak._MAX_CHANGES", limit)
     memory = FakeMemory()
     peak = AllocatorPeak(memory, watch)  # type: ignore[arg-type]
     memory.use(9000)
@@ -457,16 +461,17 @@ def test_device_peak_of_a_region_is_the_maximum_while_it_is_open(watch: RegionWa
             with record_function("within"):
                 memory.use(300)
             memory.use(200)
+        memory.use(900)
         memory.use(700)
     memory.use(600)
     memory.use(100)
     peak.end_iteration(0)
     with record_function("afterwards"):
         memory.use(5000)
-    assert peak.peak_bytes == 800
-    assert peak.facts["peak_reserved_bytes fake:0"] == "1600"
+    assert peak.peak_bytes == 900
+    assert peak.facts["peak_reserved_bytes fake:0"] == "1800"
     found = {watch.regions.names[number]: size for number, size in peak.region_peaks.items()}
-    assert found == {"open before": 800, "first": 800, "within": 800}
+    assert found == ({"open before": 900, "first": 800, "within": 800} if limit == 5 else {})
 
 
 def test_region_peak_starts_with_the_memory_in_use(watch: RegionWatch) -> None:

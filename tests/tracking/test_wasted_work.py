@@ -1,12 +1,16 @@
 """Work that is not needed is noted: known values, repeated backward passes, padding, slow types."""
 
 import json
+from collections.abc import Iterable
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from tests.tracking.workloads import Workload
+from unified_prof.tracking import results
 from unified_prof.tracking.torch_internals import TorchInternals
 from unified_prof.tracking.torch_names import Anomalies
 from unified_prof.tracking.wasted_work import WastedWork
@@ -233,6 +237,32 @@ def test_sequences_that_grow_are_found(
         time_ns, length = found
         assert time_ns >= 0
         assert 16 < length < 56
+
+
+@pytest.mark.parametrize(
+    ("lengths", "constant", "found"),
+    [
+        (range(16, 24), (), [34_000_000, 18]),  # 17 of 18 positions were known
+        (range(16, 32, 2), (), [32_000_000, 18]),
+        (range(16, 23), (), []),  # too few calls
+        ([*range(16, 23), 22, 21], (), [34_000_000, 18]),  # 6 of 8 are one longer
+        ([*range(16, 22), 21, 20, 20], (), []),
+        (range(24, 16, -1), (), []),
+        ([16] * 9, (), []),
+        (range(16, 24), (2,), [34_000_000, 18]),
+        (range(16, 24), (1,), []),  # an argument with the new position only
+    ],
+)
+def test_time_of_known_positions_is_that_of_the_slope(
+    lengths: Iterable[int], constant: tuple[int, ...], found: list[int]
+) -> None:
+    samples = {0: (16, *constant), 1: (18, *constant), 2: (21, *constant), 3: (9, 9, 9)}
+    times: Any = [
+        SimpleNamespace(number=number, forward_ms=[7, 2 * sizes[0], np.nan])
+        for number, sizes in [*samples.items(), (4, (99,))]
+    ]
+    grown = results._growing_sequence([(one, *constant) for one in lengths], samples, times)
+    assert grown == found
 
 
 def test_single_samples_of_a_loader_are_noted(workload: Workload) -> None:

@@ -251,13 +251,17 @@ def test_failed_capture_is_reported_and_does_not_disturb_the_program(start: Star
     run.go(1, 1)
     run.recordings[0].failure = "no step"
     run.go(5)
+    run.ask("raises", 0, 2, None)
+    run.go(1, 1)
+    run.recordings[1].advance = iter(()).__next__
+    run.go(5)
     run.ask("interrupted", 0, 100, None)
     run.go(1, 5)
     run.end()
-    assert [one.is_stopped for one in run.recordings] == [False, True]
-    failed = [(None, "OSError: full"), ("failed", "no step"), ("ready", None)]
-    assert run.events() == [("request", *one) for one in failed]
-    assert len(run.steps) == 19
+    assert [one.is_stopped for one in run.recordings] == [False, False, True]
+    failed = [(None, "OSError: full"), ("failed", "no step"), ("failed", "StopIteration: ")]
+    assert run.events() == [("request", *one) for one in [*failed, ("ready", None)]]
+    assert len(run.steps) == 26
 
 
 @pytest.mark.parametrize("failure", [None, "msprof was not found"])

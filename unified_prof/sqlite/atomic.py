@@ -16,6 +16,7 @@ exception, and `raise_kept` raises it where SQLite's errors are translated.
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import re
 import secrets
@@ -146,11 +147,9 @@ def _interrupt_checks(most: int | None) -> Generator[int, None, None]:
 
     In a generator, the exception of a signal is raised inside `try`, when it is resumed.
     """
-    count = 0
-    while True:
+    for count in itertools.count():
         try:
             yield 1 if _interrupts or (most is not None and count > most) else 0
-            count += 1
         except GeneratorExit:
             return
         except BaseException as err:

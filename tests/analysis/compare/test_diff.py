@@ -127,17 +127,20 @@ def test_layer_that_alone_changed_stays_visible() -> None:
 
 
 def test_memory_of_a_loop_is_one_row_and_few_calls_stay_separate() -> None:
-    def sized(name: str, count: int, size: int) -> tuple[Sized, ...]:
-        place = Place(name, f"{name}.0", "m.py:1", "activation")
-        return tuple(Sized(replace(place, module=f"{name}.{i}"), size) for i in range(count))
+    def sized(name: str, count: int, size: int, layers: int = 9) -> tuple[Sized, ...]:
+        modules = [f"{name}.{i % layers}" for i in range(count)]
+        return tuple(Sized(Place(name, one, "m.py:1", "activation"), size) for one in modules)
 
     families = frozenset({"skyline-memory"})
-    base = replace(run_of(STEP), families=families, sizes=sized("a", 9, 8) + sized("b", 3, 10))
+    sizes = sized("a", 9, 8) + sized("b", 3, 10) + sized("c", 4, 1, 2) + sized("d", 4, 0, 1)
+    base = replace(run_of(STEP), families=families, sizes=sizes)
     new = replace(run_of(STEP, seed=1), families=families, sizes=())
     summed = sum_size_loops(diff(base, new).size_changes)
-    assert [(one.place.name, one.delta_bytes) for one in summed] == [
-        ("a x9", -72),
-        *[("b", -10)] * 3,
+    assert [(one.place.name, one.place.module, one.delta_bytes) for one in summed] == [
+        ("a x9", "a.*", -72),
+        *[("b", f"b.{i}", -10) for i in range(3)],
+        ("c x4", "c.*", -4),
+        ("d x4", "d.0", 0),
     ]
 
 
