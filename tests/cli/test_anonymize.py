@@ -24,7 +24,9 @@ from tests.pipeline.test_sources import MAKERS
 from tests.prof_generator import Recipe, generate
 from unified_prof.base.anonymous_names import Anonymizer
 from unified_prof.cli.app import app
+from unified_prof.decoders import compression
 from unified_prof.explain.roofline.peaks import all_devices
+from unified_prof.pipeline import anonymize as anonymize_module
 from unified_prof.pipeline.convert import convert
 
 SAMPLES = Path(os.environ.get("UPROF_SHARED", Path(__file__).parents[3] / "shared")) / "samples"
@@ -144,16 +146,23 @@ def test_cut_off_trace_ends_before_its_last_text(tmp_path: Path) -> None:
     assert_without_owner(copy)
 
 
-def test_texts_across_blocks(tmp_path: Path) -> None:
+@pytest.mark.parametrize("block", [64, 1000])
+def test_texts_and_numbers_across_blocks(
+    block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compression, "_PLAIN_PIECE_BYTES", block)
+    monkeypatch.setattr(anonymize_module, "_MARGIN", 32)
     recording, copy = tmp_path / "a.pt.trace.json", tmp_path / "b.json"
-    write_trace(
-        recording, [operation(f"zyxalice{'x' * (400 + n % 97)}", n, 1) for n in range(12_000)]
-    )
-    assert recording.stat().st_size > 5 << 20
+    events = [operation(f"zyxalice{'x' * (40 + n % 97)}", n, 1) for n in range(200)]
+    for event in events:
+        event["args"] = {"sizes": [*range(event["ts"])]}
+    write_trace(recording, events)
     anonymize(recording, "-o", copy)
     assert_without_owner(copy)
-    events = json.loads(copy.read_text())["traceEvents"]
-    assert len({event["name"] for event in events if "dur" in event}) == 97
+    found = [e for e in json.loads(copy.read_text())["traceEvents"] if "dur" in e]
+    assert len({event["name"] for event in found}) == 97
+    figures = [[*event["args"].values()] for event in found]
+    assert figures == [[[*range(event["ts"])]] for event in found]
 
 
 def test_database_without_free_pages(tmp_path: Path) -> None:
