@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unified_prof.base.text import parsed_fact, printable, storable, us_text_to_ns
+from unified_prof.base.text import parsed_fact, printable, some_of, storable, us_text_to_ns
 
 _ANY_TEXT = st.text(st.characters(codec=None))
 
@@ -81,3 +81,11 @@ def test_names_that_are_not_utf_8_are_stored_as_escapes() -> None:
 def test_damaged_facts_are_empty(text: str, expected: list[int]) -> None:
     assert parsed_fact({"a": text}, "a", list) == expected
     assert parsed_fact({"a": text}, "a", dict) == {}
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"),
+    [(0, ""), (1, "0"), (2, "0; 1"), (3, "0; 1 and 1 row"), (1502, "0; 1 and 1,500 row")],
+)
+def test_texts_beyond_a_number_are_counted(count: int, shown: str) -> None:
+    assert some_of(map(str, range(count)), 2, "row", "; ") == shown

@@ -25,6 +25,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.base.text import some_of
+
 # Column of a batch: an array, a sequence (None is NULL), or one value for all rows.
 Column = NDArray[Any] | Sequence[Any] | int | float | str | None
 
@@ -388,9 +390,8 @@ def coverage_text(parts: Sequence[CoveredPart]) -> str:
         ("without a table", [(part.without_table, part) for part in parts]),
     ):
         found = sorted((pair for pair in lost if pair[0]), key=lambda pair: -pair[0])
-        named = ", ".join(f"{p.kind} ({size:,} {p.unit})" for size, p in found[:_MAX_NAMED])
-        more = f" and {len(found) - _MAX_NAMED} more kinds" if found[_MAX_NAMED:] else ""
-        text += f"; {label}: {named}{more}" if found else ""
+        named = (f"{part.kind} ({size:,} {part.unit})" for size, part in found)
+        text += f"; {label}: {some_of(named, _MAX_NAMED, 'more kinds')}" if found else ""
     return text
 
 

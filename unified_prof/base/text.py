@@ -149,6 +149,13 @@ def shared_prefix(one: str, other: str) -> int:
     return len(commonprefix((one, other)))  # noqa: RUF071 - not paths
 
 
+def some_of(texts: Iterable[str], most: int, rest: str = "more", separator: str = ", ") -> str:
+    """Join up to `most` texts, and add how many others there are: `a, b and 3 more`."""
+    every = [*texts]
+    left = len(every) - most
+    return separator.join(every[:most]) + (f" and {left:,} {rest}" if left > 0 else "")
+
+
 def most_alike(name: str, candidates: Iterable[str]) -> str | None:
     """Return the candidate that begins like `name` for the most characters; None if two do."""
     by_prefix: dict[int, list[str]] = {}

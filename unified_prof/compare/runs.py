@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import AnyInts, FirstSeen, Floats, Ints
 from unified_prof.base.run_spec import COUNTED
+from unified_prof.base.text import some_of
 from unified_prof.compare.comparable import (
     AT_PEAK,
     BACKWARD,
@@ -68,12 +69,10 @@ def load(paths: Sequence[str | os.PathLike[str]]) -> Run:
 def _load(path: Path) -> Run:
     with open_analyses(path) as analyses:
         if len(analyses) > 1:
-            found = "; ".join(analysis.path for analysis in analyses[:_MAX_NAMED_RUNS])
-            more = f" and {len(analyses) - _MAX_NAMED_RUNS} more"
-            more = more if len(analyses) > _MAX_NAMED_RUNS else ""
+            found = some_of((one.path for one in analyses), _MAX_NAMED_RUNS, separator="; ")
             raise UsageError(
                 f"{path} has {len(analyses)} runs",
-                hint=f"name one of: {found}{more}; for ranks of one run, summarize each side with "
+                hint=f"name one of: {found}; for ranks of one run, summarize each side with "
                 f"`uprof cluster build`, then use `uprof cluster diff` or `gate`",
                 slug="several-runs",
             )

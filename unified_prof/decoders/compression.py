@@ -24,6 +24,7 @@ from typing import IO, Any, Protocol
 
 import msgspec
 
+from unified_prof.base.text import some_of
 from unified_prof.errors import RawFormatError, system_errors
 
 PIECE_BYTES = 1 << 20
@@ -544,10 +545,9 @@ def _only_member(source: IO[bytes]) -> Iterator[IO[bytes]]:
         named = [info for info in files if _JSON in PurePosixPath(info.filename).name.lower()]
         inside = named or files
         if len(inside) != 1:
-            names = ", ".join(info.filename for info in inside[:5])
-            more = f" and {len(inside) - 5} more" if len(inside) > 5 else ""
+            names = some_of((info.filename for info in inside), 5)
             raise UnreadableError(
-                f"is a zip archive of {len(inside)} files, expected one recording: {names}{more}"
+                f"is a zip archive of {len(inside)} files, expected one recording: {names}"
                 if inside
                 else "is an empty zip archive",
                 hint="unpack it and import the directory",

@@ -18,7 +18,7 @@ from functools import cached_property
 from itertools import islice
 from pathlib import Path
 
-from unified_prof.base.text import storable
+from unified_prof.base.text import some_of, storable
 from unified_prof.decoders.compression import format_of, head_of
 from unified_prof.errors import (
     OutputError,
@@ -305,16 +305,11 @@ class _Search:
             ),
         ):
             if paths:
-                first, *more = sorted(map(str, paths))
-                yield f"{what}: {first}" + (f" and {len(more):,} more" if more else "")
+                yield f"{what}: {some_of(sorted(map(str, paths)), 1)}"
         kinds = sorted(self._skipped.items(), key=lambda item: -len(item[1]))
         if kinds:
             count = sum(len(files) for _, files in kinds)
-            text = "; ".join(
-                f"{kind}: {', '.join(names[:_MAX_NAMES])}"
-                + (f" and {len(names) - _MAX_NAMES:,} more" if names[_MAX_NAMES:] else "")
-                for kind, names in kinds
-            )
+            text = "; ".join(f"{kind}: {some_of(names, _MAX_NAMES)}" for kind, names in kinds)
             yield f"{count:,} other files in {self._directory} are not recordings: {text}"
         for size, ranks in self._ranks.items():
             missing = sorted(set(range(min(size, MAX_ENTRIES))) - ranks)

@@ -16,6 +16,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from unified_prof.base.text import some_of
 from unified_prof.errors import RawFormatError, UprofError
 from unified_prof.recording.model import Finding, Sureness
 from unified_prof.report.document import Document, text_columns
@@ -294,12 +295,10 @@ def _tensors(sizes: tuple[tuple[int, ...], ...], types: tuple[str, ...]) -> str:
     """Return `Float[4,3]`, with at most three tensors."""
     pairs = zip_longest(types, sizes, fillvalue="")
     every = [f"{name}[{','.join(map(str, one))}]" for name, one in pairs]
-    return ", ".join(every[:3]) + (f" and {len(every) - 3} more" if len(every) > 3 else "")
+    return some_of(every, 3)
 
 
 def _ranks(ranks: Iterable[int]) -> str:
     """Return `rank 1` or `ranks 0, 2`, with at most eight numbers."""
     numbers = sorted(ranks)
-    more = f" and {len(numbers) - 8:,} more" if len(numbers) > 8 else ""
-    texts = ", ".join(map(str, numbers[:8]))
-    return f"rank{'s' if len(numbers) > 1 else ''} {texts}{more}"
+    return f"rank{'s' if len(numbers) > 1 else ''} {some_of(map(str, numbers), 8)}"

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from unified_prof.base.display import Displayed, DisplayedList
+from unified_prof.base.text import some_of
 from unified_prof.compare import gate as judging
 from unified_prof.compare import runs
 from unified_prof.compare.confidence import Noise
@@ -224,6 +225,4 @@ def _add_report(document: Document, report: Report) -> None:
     document.title(str(report.path))
     document.fact("family", report.family)
     document.fact("revision", report.revision or "unknown")
-    tables = ", ".join(report.tables[:_MAX_TABLE_NAMES])
-    left_out = len(report.tables) - _MAX_TABLE_NAMES
-    document.fact("tables", f"{tables} and {left_out} more" if left_out > 0 else tables)
+    document.fact("tables", some_of(report.tables, _MAX_TABLE_NAMES))

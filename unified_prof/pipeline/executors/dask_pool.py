@@ -19,6 +19,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from unified_prof.base.signals import held_back
+from unified_prof.base.text import some_of
 from unified_prof.errors import EngineError, SystemLimitError
 from unified_prof.pipeline.executors.processes import (
     WorkerDied,
@@ -242,10 +243,7 @@ def check_versions(client: Any, name: str) -> list[str]:
             if theirs.get(package) != local.get(package):
                 remark = f"{package} {theirs.get(package)} instead of {local.get(package)} here"
                 remarks.setdefault(remark, []).append(side)
-    return [
-        f"{sides[0] + (f' and {len(sides) - 1} more' if len(sides) > 1 else '')}: {remark}"
-        for remark, sides in remarks.items()
-    ]
+    return [f"{some_of(sides, 1)}: {remark}" for remark, sides in remarks.items()]
 
 
 def _versions(facts: Mapping[str, Any]) -> dict[str, str]:

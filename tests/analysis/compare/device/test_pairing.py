@@ -1,12 +1,13 @@
-"""Operations with other names are paired by the places of their calls, most of them first."""
+"""Operations have one name per kind, or are paired by the places of their calls, most first."""
 
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unified_prof.compare import device_tables
+from unified_prof.compare import device_leaves, device_tables
 from unified_prof.compare.device_tables import Key
 
 # For each operation of a side: its class, and its calls by place.
@@ -51,3 +52,23 @@ def test_places_of_many_operations_pair_none() -> None:
         ] * 2
         found = device_tables._by_places(sides, [keys, keys[:1]], "module")
         assert found == ([((0, 0), (0, 0))] if count == 32 else [])
+
+
+@pytest.mark.parametrize(
+    ("names", "canonical"),
+    [
+        ("aten::linear aten::mkldnn_linear aten::_npu_linear LinearV2", "linear"),
+        ("aten::mm aten::cuda_mm", "mm"),
+        ("aten::layer_norm aten::native_layer_norm LayerNormV3", "layer_norm"),
+        ("aten::cudnn_convolution aten::miopen_convolution aten::convolution", "convolution"),
+        ("npu::npu_fusion_attention FlashAttentionScore", "scaled_dot_product_attention"),
+        ("NativeLayerNormBackward0 LayerNormBackward", "layer_norm backward"),
+        ("Optimizer.step#Adam.step Adam.step", "Adam.step"),
+        ("aten::npu_native_x", "native_x"),  # only one prefix
+        ("aten::_", "aten::_"),
+        ("void@f<LinearV2>", "void@f<LinearV2>"),
+        (f"aten::mkldnn_{'a' * 189}", f"aten::mkldnn_{'a' * 189}"),
+    ],
+)
+def test_names_of_one_operation_are_equal(names: str, canonical: str) -> None:
+    assert {device_leaves.canonical(name) for name in names.split()} == {canonical}
