@@ -67,20 +67,28 @@ def pipeline(
     *,
     early: bool = False,
     kernels: int = 3,
+    batches: int = 8,
 ) -> Program:
     """Return a pipeline whose ranks have several model chunks, and more kernels in some stages.
 
-    If `early`, the receive of a chunk is posted before the chunk that precedes it.
+    If `early`, the receive of a chunk is posted before the chunk that precedes it. Micro-batches
+    share the work of a step.
     """
+    share = 8 / batches
 
     def program(rank: Rank) -> Iterator[Operation]:
         stage, last = rank.number, chunks * len(STAGES) - 1
-        todo = [(chunk * len(STAGES) + stage, ahead) for ahead, chunk, _ in order(stage, chunks)]
+        todo = [
+            (chunk * len(STAGES) + stage, ahead)
+            for ahead, chunk, _ in order(stage, chunks, batches)
+        ]
 
         def receive(place: int, forward: bool) -> Operation | None:
             source = (stage - (1 if forward else -1)) % len(STAGES)
             is_first = place == (0 if forward else last)
-            return None if is_first else rank.message(STAGES, 8 * MIB, 40 * US, source=source)
+            return (
+                None if is_first else rank.message(STAGES, 8 * MIB, 40 * US * share, source=source)
+            )
 
         posted = [receive(*todo[0])] if early else []
         for at, (place, forward) in enumerate(todo):
@@ -89,10 +97,10 @@ def pipeline(
             if (got := posted.pop(0)) is not None:
                 yield got
             for _ in range(kernels + (more or {}).get(stage, 0)):
-                rank.kernel((600 if forward else 1200) * US / kernels)
+                rank.kernel((600 if forward else 1200) * US * share / kernels)
             if place != (last if forward else 0):
                 target = (stage + (1 if forward else -1)) % len(STAGES)
-                rank.message(STAGES, 8 * MIB, 40 * US, to=target)
+                rank.message(STAGES, 8 * MIB, 40 * US * share, to=target)
         yield rank.post("all_reduce", STAGES, 1 * MIB, 30 * US)
         rank.kernel(MS, "Adam")
 
@@ -234,6 +242,20 @@ def test_more_kernels_of_a_stage_in_the_world_group_are_more_work_and_no_late_la
     assert {one.kind for one in rest} <= {"pipeline_bubble"}
     # The cost excludes the gaps between the additional kernels.
     assert first.cost_ms_per_step == pytest.approx(length - found({})[1], rel=0.15)
+
+
+@pytest.mark.parametrize("group", ["pp", "default_pg"])
+@pytest.mark.parametrize("batches", [4, 8])
+def test_bubble_costs_what_more_micro_batches_gain(group: str, batches: int) -> None:
+    runs = [
+        run_programs({STAGES: group}, pipeline(1, batches=count), world=len(STAGES), steps=6)
+        for count in (batches, 16)
+    ]
+    (one,) = summarize_run(recorded(runs[0])).ranked
+    assert one.kind == "pipeline_bubble"
+    assert f"use 16 micro-batches per step instead of {batches}," in one.text
+    gain_ns = runs[0].step_ns - runs[1].step_ns
+    assert one.cost_ms_per_step == pytest.approx(gain_ns / MS, rel=0.1)
 
 
 def test_gaps_that_only_waiting_ranks_hide_are_not_idle_time_of_a_slow_rank() -> None:

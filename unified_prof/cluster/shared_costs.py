@@ -22,6 +22,7 @@ from unified_prof.cluster.idle_rules import (
     row_medians,
 )
 from unified_prof.cluster.rank_partial import MARK_START
+from unified_prof.cluster.rank_signals import pipelines
 from unified_prof.cluster.replay import ReplayChange
 from unified_prof.cluster.rule_context import NS_PER_MS, Candidate, RuleContext, format_time
 from unified_prof.cluster.slow_links import slow_network
@@ -153,8 +154,11 @@ def _pipeline_bubble(
     steps = len(np.unique(rows.step[chosen]))
     ranks = len(matched.ranks)
     waits = np.bincount(rank, exposed_ns, ranks) / steps
-    peers = context.roles.peers
-    spans = [len(set(peers[matched.present(one.ranks)].tolist())) > 1 for one in matched.groups]
+    lines, line = pipelines([*pairs]), -1 - np.arange(ranks)  # that of each rank
+    for number, members in enumerate(lines):
+        line[list(members)] = number
+    of_group = [line[matched.present(one.ranks)] for one in matched.groups]
+    spans = [len(np.unique(one)) < len(one) for one in of_group]
     between = receives | (np.array([*spans, False])[events.group[event]] & (events.src[event] < 0))
     bubbles = np.bincount(rank, exposed_ns * between, ranks) / steps
     bubbles = np.minimum(bubbles, _exposed_ns(context))
@@ -167,12 +171,14 @@ def _pipeline_bubble(
     # Stages send to the next one once per micro-batch; more often if they interleave, so that the
     # last one sends to the first one.
     pair = events.src[event[receives]] * ranks + rank[receives]
-    batches, in_line = round(float(np.bincount(pair).max()) / steps), np.unique(sent)
-    usual = _BATCHES_PER_STAGE * len(np.unique(peers[in_line]))
+    batches = round(float(np.bincount(pair).max()) / steps)
+    usual = _BATCHES_PER_STAGE * max(map(len, lines))
     advice, cost_ns = "use more micro-batches per step or a zero-bubble schedule", bubble_ns
-    if len(pairs) < 2 * len(in_line) and 0 < batches < usual:  # all micro-batches share a bubble
+    if len(pairs) < 2 * sum(map(len, lines)) and 0 < batches < usual:
         advice = f"use {usual} micro-batches per step instead of {batches}, or interleaved stages"
-        cost_ns *= 1 - batches / usual
+        # All micro-batches share a bubble, and each of them has the gaps between its kernels.
+        idle_ns = float(np.nanmedian(context.signals.idle_at))
+        cost_ns = bubble_ns * (1 - batches / usual) - idle_ns * (usual / batches - 1)
     text = (
         "pipeline bubble: every rank waits for other stages, the busiest one for "
         f"{bubble_ns / context.step_ns:.1%} of the step: {advice}"
