@@ -57,6 +57,39 @@ def test_full_grids_matmuls_and_few_kernels_are_no_finding(tmp_path: Path) -> No
     assert not any("low_occupancy" in findings_by_kind(path) for path in (full, matmul, few))
 
 
+# What the streams do: blocks per multiprocessor, events, launches ahead, time between begins.
+@pytest.mark.parametrize(
+    ("blocks", "waits", "ahead", "next_us", "found"),
+    [
+        (0.25, 100, True, 51, True),
+        (0.75, 100, True, 51, False),
+        (0.25, 0, True, 51, False),
+        (0.25, 100, False, 51, False),  # the host launches late
+        (0.25, 100, True, 26, False),  # they run side by side
+    ],
+)
+def test_small_kernels_of_streams_that_take_turns_could_run_side_by_side(
+    blocks: float, waits: int, ahead: bool, next_us: int, found: bool, tmp_path: Path
+) -> None:
+    with FaultyRun(tmp_path / "run.db") as run:
+        for at in range(100):
+            begin = (1000 + at * next_us) * US
+            stream = 7 + at % 2
+            launched = at * 6 * US if ahead else begin - 20 * US
+            if at < waits:
+                run.api(launched - 2 * US, launched - US, "cudaStreamWaitEvent")
+            task = run.kernel(begin, begin + 50 * US, launched=launched, stream=stream)
+            texts = {"name": run.text("add_kernel"), "operation": run.text("aten::add")}
+            sizes = {"gridDim": 0, "blockDim": 0, "blocksPerSm": blocks}
+            run.row("UPROF_GPU_TASKS", globalTaskId=task, **texts, **sizes)
+    findings = findings_by_kind(tmp_path / "run.db")
+    assert ("serialized_streams" in findings) == found
+    if found:  # two at a time: 50 kernels and gaps instead of 100
+        gain_ns = 50 * next_us * US
+        assert saving_ns(findings["serialized_streams"]) == pytest.approx(gain_ns, rel=0.05)
+        assert findings["serialized_streams"].sure == "possible"
+
+
 def memory(
     path: Path, *states: tuple[float, float], capacity: float | None = 80.0, lines: bool = False
 ) -> Path:

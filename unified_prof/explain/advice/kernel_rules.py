@@ -34,6 +34,7 @@ from unified_prof.explain.self_time import recomputed
 from unified_prof.recording import names
 from unified_prof.recording.calls import KERNEL
 from unified_prof.recording.framework import BACKWARD, FORWARD
+from unified_prof.recording.steps import FOREVER
 
 PATTERN_SHARE = 0.05  # Minimum share of the time, matrix kernels included.
 NEAR = 5  # Maximum kernels (scale, mask, cast, dropout) between a matrix kernel and the softmax.
@@ -284,6 +285,43 @@ def low_occupancy(context: DeviceContext) -> Iterator[Cause]:
         "kernels on several streams",
         sure="possible",
         figures={"kernels": len(rows), "kernel_ns": kernel_ns},
+    )
+
+
+# Kernels with fewer blocks per multiprocessor can run side by side.
+HALF = 0.5
+MIN_TURNS = 20  # Minimum number of kernels that start when one on another stream ends.
+TURN_NS = 5_000  # Maximum time between both.
+
+
+def serialized_streams(context: DeviceContext) -> Iterator[Cause]:
+    """Find small kernels on two streams that take turns, waiting for each other by events."""
+    tasks, recording = context.tasks, context.recording
+    small = _blocks_per_processor(context)
+    rows = np.flatnonzero((tasks.kind == KERNEL) & ~context.in_class(names.COLLECTIVES))
+    one, other = rows[:-1], rows[1:]
+    call = recording.host_calls.launching(recording.work.connection[tasks.row[other]])
+    launched = np.append(recording.host_calls.end_ns.to_array(), FOREVER)[call]
+    after_ns = tasks.start_ns[other] - tasks.end_ns[one]
+    turns = (tasks.stream[one] != tasks.stream[other]) & (after_ns >= 0) & (after_ns <= TURN_NS)
+    turns &= (launched < tasks.end_ns[one]) & (np.maximum(small[one], small[other]) < HALF)
+    one, other = one[turns & (small[one] > 0)], other[turns & (small[one] > 0)]
+    waits = recording.host_calls.matching(recording.strings, names.WAITS_FOR_EVENT)
+    if len(other) < MIN_TURNS or waits.sum() < len(other):
+        return
+    saved_ns = np.minimum(tasks.length_ns[one], tasks.length_ns[other])
+    streams, number = np.unique(tasks.stream[other], return_inverse=True)
+    shorter = number == np.bincount(number, saved_ns).argmin()
+    yield context.tasks_finding(
+        f"serialized streams: {plural(len(other), 'kernel')} that use less than half of the "
+        f"device start only when one on another of {len(streams)} streams ends",
+        other[shorter],
+        saved_ns[shorter],
+        advice="if they do not need each other's results, remove the events between the streams "
+        "(wait_stream, wait_event, record_event)",
+        sure="possible",
+        least=PATTERN_SHARE,
+        figures={"turns": len(other), "streams": len(streams)},
     )
 
 
