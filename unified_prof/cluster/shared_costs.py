@@ -153,7 +153,6 @@ def _pipeline_bubble(
         return
     steps = len(np.unique(rows.step[chosen]))
     ranks = len(matched.ranks)
-    waits = np.bincount(rank, exposed_ns, ranks) / steps
     lines, line = pipelines([*pairs]), -1 - np.arange(ranks)  # that of each rank
     for number, members in enumerate(lines):
         line[list(members)] = number
@@ -164,7 +163,7 @@ def _pipeline_bubble(
     bubbles = np.minimum(bubbles, _exposed_ns(context))
     if gain_ns:
         saved_ns = context.replay.saved_ns(fixed) / max(len(context.replay.steps), 1)
-        bubbles *= np.clip(1 - (gain_ns - saved_ns) / np.maximum(waits, 1), 0, None)
+        bubbles = np.maximum(bubbles - (gain_ns - saved_ns), 0)
     bubble_ns = float(bubbles[np.unique(rank[receives])].min())
     if bubble_ns < _MIN_BUBBLE_SHARE * context.step_ns:
         return
