@@ -37,6 +37,7 @@ PIPELINE_BUBBLE = "pipeline_bubble"
 # overlap.
 _MIN_SHARE = 0.1
 _MIN_BUBBLE_SHARE = 0.2  # The same for a pipeline; with enough micro-batches, less is left.
+_MIN_BUBBLE_COST_SHARE = 0.05  # Minimum share of the step that more micro-batches save.
 _BATCHES_PER_STAGE = 4  # Usual number of micro-batches per pipeline stage in a step.
 # Latency is most of the time of smaller messages. DDP closes a bucket when it exceeds its limit, so
 # that buckets of 1 MB are up to twice as large.
@@ -183,7 +184,7 @@ def _pipeline_bubble(
         f"{bubble_ns / context.step_ns:.1%} of the step: {advice}"
     ).replace("%", " %")
     figures = {"bubble_ms_per_step": bubble_ns / NS_PER_MS, "batches_per_step": batches}
-    kind, least = PIPELINE_BUBBLE, 0.0
+    kind, least = PIPELINE_BUBBLE, _MIN_BUBBLE_COST_SHARE
     yield _candidate(context, kind, ReplayChange(), text, figures, bound_ns=cost_ns, least=least)
 
 

@@ -265,7 +265,7 @@ RULES: tuple[Rule, ...] = (
     Rule(memory_rules.kernels_slow_down, both(device, steps)),
     Rule(memory_rules.slow_steps, steps, cheap=True),
     Rule(memory_rules.steps_grow, steps, cheap=True),
-    Rule(kernel_rules.serialized_streams, both(_GRIDS, launches), only="GPU"),
+    Rule(kernel_rules.serialized_streams, both(_GRIDS, host), only="GPU"),
     Rule(kernel_rules.low_occupancy, _GRIDS, only="GPU"),
     Rule(memory_rules.memory_pressure, _MEMORY, cheap=True),
     Rule(memory_rules.memory_fragmentation, _MEMORY, cheap=True),
