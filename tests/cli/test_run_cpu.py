@@ -158,20 +158,27 @@ import os, sys, torch
 
 model = torch.nn.Linear(2, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+child = os.fork() if "early" in sys.argv else None
 for _ in range(12):
     model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
-if not (child := os.fork()):
-    sys.exit(3)
+if child is None:
+    child = os.fork()
+if not child:
+    sys.exit(int(sys.argv[1]))
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) + 1)
 """
 
 
 @pytest.mark.slow
-def test_only_the_started_process_writes_the_report(place: Path) -> None:
+@pytest.mark.parametrize(("arguments", "code"), [(("3",), 4), (("0", "early"), 1)])
+def test_only_the_started_process_writes_the_report(
+    place: Path, arguments: tuple[str, ...], code: int, capfd: pytest.CaptureFixture[str]
+) -> None:
     (place / "train.py").write_text(FORKING)
-    assert uprof("-q", "--scope", "project", "train.py") == 4
+    assert uprof("-q", "--scope", "project", "train.py", *arguments) == code
     assert (place / "out" / "run_time.sqlite").exists()
+    assert "no iterations" not in capfd.readouterr().err
 
 
 SLOW_TRAINING = """\

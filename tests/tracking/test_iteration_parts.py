@@ -306,12 +306,30 @@ class Machine(WaitingTime):
         self.waited_ns += waits_us * 1000
 
 
-def test_waiting_and_cpu_time_belong_to_the_long_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = Machine()
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    result = Machine()
     for module in ("passes", "device"):
         name = f"unified_prof.tracking.{module}.perf_counter_ns"
-        monkeypatch.setattr(name, lambda: machine.now_ns)
-    monkeypatch.setattr("unified_prof.tracking.passes.process_time_ns", lambda: machine.cpu_ns)
+        monkeypatch.setattr(name, lambda: result.now_ns)
+    monkeypatch.setattr("unified_prof.tracking.passes.process_time_ns", lambda: result.cpu_ns)
+    return result
+
+
+def test_wait_that_is_counted_late_is_no_longer_than_the_part(machine: Machine) -> None:
+    passes = Passes(HostClock(), machine)
+    passes.begin()
+    passes.forward_begins()
+    machine.runs(us=300)  # A short part, without a reading at its end.
+    machine.waited_ns += 3_000_000
+    backward(passes, lambda: machine.runs(us=1000))
+    passes.end()
+    times = passes.times()
+    assert times is not None
+    assert (times.backward_ms, times.backward_waited_ms) == (1, 1)
+
+
+def test_waiting_and_cpu_time_belong_to_the_long_part(machine: Machine) -> None:
     passes = Passes(HostClock(), machine)
     passes.begin()
     passes.forward_begins()

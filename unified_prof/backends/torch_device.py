@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from unified_prof.backends.registry import check_options
 from unified_prof.base.process_tuning import environment
@@ -60,6 +60,13 @@ def workload_environment(device: str) -> Iterator[None]:
         sys.stdout, sys.stderr = stdout, stderr
         with suppress(OSError):  # the directory is gone
             os.chdir(folder)
+
+
+def _end_forked_child(exit_code: int) -> NoReturn:
+    """End a forked child of the workload at its end; the parent writes the report."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code)
 
 
 class TorchBackend(ABC):
@@ -114,6 +121,8 @@ class TorchBackend(ABC):
                     instruments=[timeline] if timeline else [],
                 )
         except CaptureError as err:
+            if os.getpid() != process:
+                _end_forked_child(0)
             if timeline is None:
                 raise
             whole = timeline.whole_program
@@ -127,10 +136,7 @@ class TorchBackend(ABC):
             hint = _MARK_ITERATIONS if isinstance(err, MeasuringError) else err.hint
             raise type(err)(told, hint=hint) from err
         if os.getpid() != process:
-            # A forked child of the workload at its end; the parent writes the report.
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(capture.exit_code)
+            _end_forked_child(capture.exit_code)
         return with_facts(_with_timeline(capture, timeline))
 
     def _timeline(self, spec: RunSpec) -> TimelineInstrument | None:

@@ -266,7 +266,9 @@ class Passes:
         return sum(known) if known else None
 
     def _waited_ms(self, spans: Sequence[_Span]) -> float | None:
-        return self._within(self._waits, spans)
+        # A wait is counted at the next reading, which may be in a later and shorter span.
+        waited_ms, length_ms = self._within(self._waits, spans), self._sum(spans)
+        return waited_ms if waited_ms is None else min(waited_ms, length_ms or 0.0)
 
     def _within(self, readings: Waits, spans: Sequence[_Span]) -> float | None:
         """Return by how much a counter of the host rose within spans, in ms; None if unknown."""

@@ -438,7 +438,9 @@ class MeasuredIteration:
             for start, end in spans
         ]
         waited_ns = waited_within(self.waits, moments)
-        return None if waited_ns is None else waited_ns / NS_PER_MS
+        # A wait is counted at the next reading, which may be in a later and shorter span.
+        length_ms = sum(end - start for start, end in spans)
+        return None if waited_ns is None else min(waited_ns / NS_PER_MS, length_ms)
 
 
 def measure(
