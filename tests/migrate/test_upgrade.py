@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import ROOT
 from tests.migrate.databases import LATEST, make, make_msmonitor, opened, rows_of, tables_of
 from tests.sql import execute
 from unified_prof.errors import OutputError, SchemaVersionError, StoreError, UsageError
@@ -159,6 +160,10 @@ def test_duplicate_key_in_a_file_without_keys_is_a_problem(tmp_path: Path) -> No
         db.commit()
     problems = [finding for finding in check(path).findings if finding.is_problem]
     assert [(p.kind, p.count) for p in problems] == [("duplicate", 1)]
+
+
+def test_documentation_shows_an_upgrade_to_the_newest_revision() -> None:
+    assert f" -> {LATEST}, " in (ROOT / "docs/databases.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("family", ["skyline-run-time", "skyline-memory", "cluster", "watch"])

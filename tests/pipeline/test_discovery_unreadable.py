@@ -90,7 +90,7 @@ def test_import_of_unreadable_ranks_fails_and_names_them(ranks: Path, tmp_path: 
     assert dict(refused) == {
         "rank1.json.gz": "expected a torch.profiler trace (JSON), found an empty file",
         "rank3.json": "is not in a format that uprof can convert",
-        "rank4.json.gz": "is cut off before the end of the first event",
+        "rank4.json.gz": "has no complete event: it is cut off, damaged or not a trace",
     }
     assert "6 recordings: 3 converted, 3 refused" in done.stderr
 

@@ -355,7 +355,7 @@ def report_hint(path: Path, message: str) -> str | None:
     if not path.exists():  # Backslashes of a Windows path do not separate names elsewhere.
         folder, _, name = str(path).replace("\\", "/").rpartition("/")
         where = Path(folder) if Path(folder).is_dir() else Path()
-        names = {one.name.casefold(): one for one in where.iterdir()}
+        names = {one.name.casefold(): one for one in where.iterdir() if one != path}
         near = get_close_matches(name.casefold(), names, n=1)
         return f"did you mean {names[near[0]]}?" if near else None
     if rank_partial.is_run_directory(path):

@@ -546,7 +546,7 @@ def _require_events(path: Path, parts: Collector, *, cut_off: bool) -> tuple[int
         return parts.span
     if cut_off:
         raise RawFormatError(
-            f"{path}: is cut off before the end of the first event",
+            f"{path}: has no complete event: it is cut off, damaged or not a trace",
             hint="copy the file again, or record again and wait until the trace is written",
             slug="damaged-recording",
         )

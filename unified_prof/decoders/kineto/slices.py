@@ -199,7 +199,7 @@ class TraceReader:
         document = _decode_object(bytes(self._buffer))
         if document is not None:
             keys = ", ".join(sorted(map(str, document))[:5]) or "none"
-            return self._error(f"is JSON but not a trace: it has no key traceEvents, only {keys}")
+            return self._error(f"is JSON but not a trace: it has no list traceEvents; keys: {keys}")
         return self._error(
             "starts like JSON but has no readable traceEvents: it is damaged, cut off or"
             " not a trace"
