@@ -181,6 +181,27 @@ def test_only_the_started_process_writes_the_report(
     assert "no iterations" not in capfd.readouterr().err
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("iterations", "noted"), [("1", False), ("100", True)])
+def test_exit_without_cleanup_during_the_measurement_is_noted(
+    place: Path, iterations: str, noted: bool
+) -> None:
+    ending = FORKING.replace("sys.exit(os.wait", "os._exit(4 + os.wait")
+    (place / "train.py").write_text(ending)
+    command = [sys.executable, "-m", "unified_prof", "run", "--backend", "cpu", "-o", "out"]
+    options = ["--warmup", "1", "--iterations", iterations, "--report", "run-time"]
+    done = subprocess.run(
+        [*command, *options, "train.py", "0"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=False,
+    )
+    assert done.returncode == 5
+    assert ("called os._exit during the measurement" in done.stderr) == noted
+    assert (place / "out" / "run_time.sqlite").exists() != noted
+
+
 SLOW_TRAINING = """\
 import time, torch
 model = torch.nn.Linear(2, 2)

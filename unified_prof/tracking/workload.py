@@ -6,14 +6,16 @@ Any other script runs unmodified, and its iterations are inferred.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from types import CodeType
-from typing import Any
+from typing import Any, NoReturn
 
 from unified_prof.base import signals
 from unified_prof.base.run_spec import Capture, RunSpec
+from unified_prof.base.streams import tell
 from unified_prof.errors import CaptureError, MeasuringError, UprofError, UsageError
 from unified_prof.tracking import live
 from unified_prof.tracking.driver import Instrument
@@ -147,6 +149,23 @@ class ScriptRun:
         raise _StopAfterMeasuring
 
 
+@contextmanager
+def _noting_exit(workload: ScriptRun | ProviderRun) -> Iterator[None]:
+    """Print that nothing is written if the workload calls os._exit, which ends Python at once."""
+    process, leave = os.getpid(), os._exit
+
+    def noting(status: int) -> NoReturn:
+        if os.getpid() == process and not workload.driver.finished:
+            tell("uprof: warning: the workload called os._exit during the measurement: no reports")
+        leave(status)
+
+    os._exit = noting
+    try:
+        yield
+    finally:
+        os._exit = leave
+
+
 def run_workload(device: str, spec: RunSpec, instruments: Sequence[Instrument] = ()) -> Capture:
     """Run the workload of `spec` on `device` and measure some of its iterations.
 
@@ -194,7 +213,8 @@ def run_workload(device: str, spec: RunSpec, instruments: Sequence[Instrument] =
     if spec.batch_size is not None:
         session.facts["batch_size"] = str(spec.batch_size)
     try:
-        raised = workload.run()
+        with _noting_exit(workload):
+            raised = workload.run()
     finally:
         workload.close()
     exit_code = 0 if raised is None else exit_code_of(raised)
