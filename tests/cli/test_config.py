@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests.analysis.builders import run_time_report
+from tests.cli.test_report import uprof as uprof_command
 from unified_prof.cli import app as app_module
 from unified_prof.cli.app import app as uprof
 from unified_prof.cli.app import main
@@ -59,6 +60,19 @@ def test_precedence_is_option_then_variable_then_file_then_default(
     monkeypatch.setenv("UPROF_GATE_MAX_REGRESS", "9%")
     assert run("gate") == "9% total,forward True"
     assert run("gate", "--max-regress", "1%", "--metric", "peak", "--no-strict") == "1% peak False"
+
+
+def test_wrong_value_that_is_not_on_the_command_line_names_its_place(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project.write_text("[tool.uprof.report]\ntop = 'many'\n")
+    assert f"it is set in {project}" in uprof_command("report", project).stderr
+    monkeypatch.setenv("UPROF_REPORT_TOP", "few")
+    assert (
+        "it is set in the environment variable UPROF_REPORT_TOP"
+        in uprof_command("report", project).stderr
+    )
+    assert "`uprof report --help`" in uprof_command("report", project, "--top", "0").stderr
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,13 @@ def refused(done: Done, code: int, *words: str) -> None:
         assert word in done.stderr
 
 
+def test_name_that_is_too_long_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / f"{'n' * 300}.sqlite"
+    refused(uprof("report", path), 7, "cannot read", "File name too long", "[uprof:cannot-read]")
+    refused(uprof("diff", path, path), 7, "File name too long")
+    refused(uprof("convert", path), 7, "File name too long")
+
+
 def test_format_follows_the_output_extension(tmp_path: Path) -> None:
     path = run_time_report(tmp_path / "r.sqlite")
     for name, begins in (

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 from click.shell_completion import get_completion_class
 
 from unified_prof.base import signals, streams
@@ -249,6 +250,9 @@ def _system_error(error: Exception) -> UprofError | None:
         )
     number = error.errno if isinstance(error, OSError) else None
     text = printable((error.strerror if isinstance(error, OSError) else None) or str(error))[:300]
+    if isinstance(error, OSError) and number == errno.ENAMETOOLONG:
+        name = printable(str(error.filename))[:80]
+        return StoreError(f"cannot read {name}...: {text}", slug="cannot-read")
     if isinstance(error, PermissionError) and error.filename:
         path = printable(str(error.filename))
         hint = "check the permissions of the file and of its directories"
@@ -274,6 +278,13 @@ def _click_error_code(error: click.ClickException) -> int:
         return error.exit_code
     context = getattr(error, "ctx", None)
     hint = None if context is None else f"see `{context.command_path} --help`"
+    parameter = getattr(error, "param", None)
+    if context is not None and parameter is not None:
+        source = context.get_parameter_source(parameter.name)
+        if source is ParameterSource.ENVIRONMENT:
+            hint = f"it is set in the environment variable {parameter.envvar}"
+        elif source is ParameterSource.DEFAULT_MAP:
+            hint = f"it is set in {printable(str(find_settings()))}"
     # uprof's style: lower case at the start, no full stop.
     message = message[:1].lower() + message[1:].strip().removesuffix(".")
     put_error(UprofError(message, hint=hint, slug="wrong-command-line"))
