@@ -1,5 +1,6 @@
 """Commands that get no report name the command for the given file."""
 
+import io
 import subprocess
 from pathlib import Path
 from shutil import which
@@ -9,6 +10,8 @@ import pytest
 from tests.analysis.builders import Device
 from tests.cli.test_report import refused, uprof
 from tests.sql import execute
+from unified_prof.cli.output import put_error
+from unified_prof.errors import UprofError
 
 COMMANDS = [
     ("report", "{}"),
@@ -41,6 +44,15 @@ def test_command_for_a_damaged_report_recovers_it(tmp_path: Path) -> None:
     command = printed.partition("recover it: `")[2].partition("`")[0]
     subprocess.run(command, shell=True, check=False, stderr=subprocess.DEVNULL)
     assert uprof("report", path.with_name("a report.recovered.db")).returncode == 0
+
+
+def test_message_to_a_stream_that_the_script_closed_is_dropped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    closed = io.StringIO()
+    closed.close()
+    monkeypatch.setattr("sys.stderr", closed)
+    put_error(UprofError("nothing was measured"))
 
 
 def test_messages_are_wrapped_between_words_and_not_in_commands(

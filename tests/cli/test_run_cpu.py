@@ -110,6 +110,7 @@ def test_every_file_name_contains_the_rank(place: Path, monkeypatch: pytest.Monk
         (providers(forward="raise RuntimeError('bad forward')"), 1, ["bad forward", "line 10"]),
         (providers(iteration="model(*inputs).backward()"), 1, ["grad can be implicitly created"]),
         (providers(iteration="raise SystemExit(9)"), 9, []),
+        (providers(iteration="raise SystemExit(-1)"), 255, []),
         (providers(iteration="pass"), 5, ["ran no tensor operation"]),
         (providers(model="return 3"), 5, ["uprof_model_provider", "int"]),
         (providers(inputs="return 3"), 5, ["uprof_input_provider", "int"]),

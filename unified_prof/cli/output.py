@@ -37,7 +37,8 @@ def terminal(stream: TextIO | None = None) -> tuple[int | None, bool]:
 
     In a pipe, it is unlimited unless COLUMNS is set without LINES (Python's readline sets both).
     """
-    if not (stream or sys.stdout).isatty():
+    stream = stream or sys.stdout
+    if stream.closed or not stream.isatty():
         columns = os.environ.get("COLUMNS", "") if "LINES" not in os.environ else ""
         return int(columns) if columns.isdecimal() and int(columns) else None, False
     color = "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"

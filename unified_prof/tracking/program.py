@@ -192,7 +192,7 @@ def exit_code_of(error: BaseException) -> int:
     """
     if isinstance(error, SystemExit):
         if error.code is None or isinstance(error.code, int):
-            return error.code or 0
+            return (error.code or 0) & 0xFF  # as the system does: -1 is 255
         print(error.code, file=sys.stderr)
         return 1
     if isinstance(error, KeyboardInterrupt):
