@@ -155,6 +155,13 @@ def test_missing_text_is_none(session: Session) -> None:
     assert session.scalars(select(ComputeTask)).one().name is None
 
 
+def test_no_relationship_changes_rows() -> None:
+    mappers = [*MsprofBase.registry.mappers]
+    relationships = [one for mapper in mappers for one in mapper.relationships]
+    assert len(relationships) > 9
+    assert all(one.viewonly for one in relationships)
+
+
 def test_equal_rows_stay_separate(session: Session) -> None:
     session.execute(text("INSERT INTO RANK_DEVICE_MAP VALUES (-1, 0), (-1, 0)"))
     assert len(session.scalars(select(RankDevice)).all()) == 2

@@ -136,21 +136,26 @@ def attention(path: Path, *kernels: tuple[str, int], layers: int = 12) -> Path:
     return path
 
 
-KINDS = {"m": "aten::bmm", "s": "aten::_softmax", ".": "aten::mul", "t": "aten::topk"}
+KINDS = {"m": "bmm", "s": "_softmax", ".": "mul", "t": "topk", "c": "copy_"}
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_unfused_attention_costs_the_kernels_between_its_matmuls(tmp_path: Path, seed: int) -> None:
-    kernels, between, patterns = "".join(Random(seed).choices("mms....t", k=70)), set[int](), 0
-    path = attention(tmp_path / "run.db", *[(KINDS[kind], 10) for kind in kernels], layers=1)
+    kernels, between, patterns = "".join(Random(seed).choices("mms...ct", k=70)), set[int](), 0
+    path = attention(
+        tmp_path / "run.db", *[(f"aten::{KINDS[kind]}", 10) for kind in kernels], layers=1
+    )
     for at in (place for place, kind in enumerate(f"{kernels}m") if kind == "s"):
         first, last = kernels.rfind("m", 0, at), f"{kernels}m".find("m", at)
         is_near = first >= 0 and max(at - first, last - at) <= 5
         if is_near and "t" not in kernels[first:last]:
             patterns, between = patterns + 1, between | {*range(first + 1, last)}
-    finding = findings_by_kind(path)["unfused_attention"]
-    assert saving_ns(finding) == len(between) * 10 * US
-    assert finding.figures["patterns"] == patterns
+    findings = findings_by_kind(path)
+    assert saving_ns(findings["unfused_attention"]) == len(between) * 10 * US
+    assert findings["unfused_attention"].figures["patterns"] == patterns
+    # Copies between the matmuls are part of it, others are not.
+    copies = {place for place, kind in enumerate(kernels) if kind == "c"}
+    assert f"casts: {len(copies - between)} kernels, " in findings["casts_and_copies"].text
 
 
 def test_fused_attention_is_no_finding(tmp_path: Path) -> None:

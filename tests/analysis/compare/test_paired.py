@@ -109,6 +109,10 @@ def test_cpu_time_is_compared_where_the_process_is_never_idle() -> None:
     assert waiting.clock == "cpu"
     assert base.totals[TOTAL][0] == 6e6
     assert new.totals[FORWARD][0] == 3.05e6
+    # A time that one side lacks is not compared.
+    base, new, waiting = program_times(base, replace(new, totals={TOTAL: new.totals[TOTAL]}))
+    assert waiting is not None
+    assert waiting.clock == "cpu"
 
 
 def test_wall_time_without_waiting_is_compared_if_one_side_is_idle() -> None:

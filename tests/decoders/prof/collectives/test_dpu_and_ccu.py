@@ -71,7 +71,16 @@ def write_mission(recording: Path, **fields: object) -> None:
     write_file(recording / "device_0" / "data" / "ccu1.instr.0.slice_0", part.tobytes())
 
 
-def test_ccu_wait_names_the_peer_with_the_longest_delay(recording: Path) -> None:
+@pytest.mark.parametrize(
+    ("channel", "at"),
+    [  # Dozens of eleven channels of 5 words and one of 9, then 11, 5, 5, 11, 11, 5, 5, 11 words.
+        *((31, 2 * 64 + 7 * 5), (119, 9 * 64 + 11 * 5), (120, 640 + 6), (121, 640 + 11)),
+        *((123, 640 + 21), (124, 640 + 32 + 6), (127, 704 - 11)),
+    ],
+)
+def test_ccu_wait_names_the_peer_with_the_longest_delay(
+    recording: Path, channel: int, at: int
+) -> None:
     spans = [0] * 16
     spans[3], spans[9] = 25, 25  # Equal: the first of them counts, which is the higher peer.
     write_mission(
@@ -79,12 +88,11 @@ def test_ccu_wait_names_the_peer_with_the_longest_delay(recording: Path) -> None
     )
     signals = host_records(
         "ccu_wait_signal_info", 1, 0, 0, timestamp=HOST_COUNTER, stream_id=0xFFFF, task_id=65_541,
-        instruction=4, die=1, mask=9, channels=[[31] + [0xFFFF] * 15],
+        instruction=4, die=1, mask=9, channels=[[channel] + [0xFFFF] * 15],
         remote_ranks=[[2] + [0xFFFFFFFF] * 15],
     )  # fmt: skip
     host_file(recording, "unaging.additional.ccu_wait_signal_info", signals)
     words = np.zeros(704, np.uint32)
-    at = 2 * (5 * 11 + 9) + 5 * 7  # Channel 31 follows two dozen and seven other channels.
     words[at : at + 3] = (DEVICE_COUNTER + 500) & 0xFFFFFFFF, (DEVICE_COUNTER + 500) >> 32, 77
     path = recording / "device_0" / "data" / "ccu0.stat.0.slice_0"
     write_file(path, words.tobytes())
@@ -94,7 +102,7 @@ def test_ccu_wait_names_the_peer_with_the_longest_delay(recording: Path) -> None
     assert (found["endNs"] - found["startNs"]).tolist() == [100 * 1000 // 50]
     assert texts(sink, found["args"]) == [
         '["Physic Stream Id",65535,"Task Id",65541,"Notify Instruction ID",4,"Notify Rank ID",12,'
-        '"Die Id",1,"Mask",9,"Maximum Delay Channel",31,"Maximum Channel Delay",77]'
+        f'"Die Id",1,"Mask",9,"Maximum Delay Channel",{channel},"Maximum Channel Delay",77]'
     ]
 
 
