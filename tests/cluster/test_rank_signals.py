@@ -191,7 +191,7 @@ def test_cause_of_slow_links_is_the_end_that_they_share(
     def is_slow(a: int, b: int) -> bool:
         return source in {None, *ends[a]} and target in {None, *ends[b]}
 
-    pairs = {(a, b) for a in world for b in world if facts[a].host != facts[b].host}
+    pairs: set[Any] = {(a, b) for a in world for b in world if facts[a].host != facts[b].host}
     slow = [
         slow_links.SlowLink((min(pair), max(pair)), pair, -1, 2, (), 1, 2)
         for pair in sorted(pairs)

@@ -102,8 +102,8 @@ def test_public_objects_are_shown(run: Path, tmp_path_factory: pytest.TempPathFa
         found = parse_html(report)
     assert "COMPUTE_TASK_INFO" in found.text
     assert parse_html(type(advice)()).text == "nothing"
-    assert "more" not in parse_html(type(advice)([verdict] * 8)).text
-    assert "and 1 more" in parse_html(type(advice)([verdict] * 9)).text
+    assert "and 0 more" not in parse_html(type(advice)([advice[0]] * 8)).text
+    assert "and 1 more" in parse_html(type(advice)([advice[0]] * 9)).text
 
 
 def hostile_report(path: Path, forward: float = 1.0) -> Path:
