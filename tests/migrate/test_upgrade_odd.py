@@ -1,5 +1,6 @@
 """Upgrades of unusual and damaged files, and interrupted upgrades."""
 
+import os
 import random
 import signal
 import sqlite3
@@ -15,7 +16,7 @@ from sqlalchemy.engine.default import DefaultDialect
 
 from tests.migrate.databases import REVISIONS, make, rows_of
 from unified_prof.errors import StoreError
-from unified_prof.migrate.upgrade import upgrade
+from unified_prof.migrate.upgrade import _copy_bytes, upgrade
 from unified_prof.schema import catalogue
 
 OLDEST, MIDDLE, NEWEST = REVISIONS[0], "1.2.0_20250922", REVISIONS[-1]
@@ -175,3 +176,21 @@ def test_signal_interrupts_a_statement(tmp_path: Path, number: signal.Signals, c
     assert "StoreError" not in errors
     assert path.read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["report.db"]
+
+
+def test_copy_begins_again_if_the_file_system_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = iter((5, 3))
+
+    def fails(source: int, destination: int, _: int) -> int:
+        size = next(sizes, None)
+        if size is None:
+            raise OSError("the next part cannot be copied")
+        return os.write(destination, os.read(source, size))
+
+    monkeypatch.setattr(os, "copy_file_range", fails, raising=False)
+    (tmp_path / "a").write_bytes(b"0123456789")
+    with (tmp_path / "a").open("rb") as source, (tmp_path / "b").open("wb") as destination:
+        _copy_bytes(source, destination)
+    assert (tmp_path / "b").read_bytes() == b"0123456789"
