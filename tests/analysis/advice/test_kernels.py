@@ -111,6 +111,7 @@ def test_copies_of_an_optimizer_are_no_finding(tmp_path: Path) -> None:
         ("TransData", "format conversions", "keep one format (torch.npu.config"),
         ("Cast", "dtype casts", "keep one dtype (autocast"),
         ("StridedSlice", "format conversions", "keep one layout (no transpose"),
+        ("ViewCopy", "format conversions", "keep one layout (no transpose"),
     ],
 )
 def test_format_conversions_are_a_finding_of_their_own_kind(

@@ -230,10 +230,17 @@ def test_transfers_of_unaligned_size_cost_the_lost_bandwidth(tmp_path: Path) -> 
     assert saving_ns(lost) == pytest.approx(2000 * US * (1 - odd / aligned), abs=1)
 
 
-def all_reduces(path: Path, messages: list[tuple[int, int]], *, launched: bool = False) -> Path:
+def all_reduces(
+    path: Path,
+    messages: list[tuple[int, int]],
+    *,
+    launched: bool = False,
+    posted_before_end: int | None = None,
+) -> Path:
     """Write all-reduces of (bytes, length), one in 2 ms, each after 0.5 ms of compute.
 
-    If `launched`, calls launch them, and the next kernel waits for them.
+    If `launched`, calls launch them, and the next kernel waits for them. If `posted_before_end`, a
+    short task posts an RDMA transfer so long before the end of each, at most at its start.
     """
     with NpuRun(path) as npu:
         at = 0
@@ -241,7 +248,11 @@ def all_reduces(path: Path, messages: list[tuple[int, int]], *, launched: bool =
             npu.operator(at, begin := at + 500 * US)
             call = npu.api(number * US, number * US + 500, "launch") if launched else -1
             stream = 2 if launched else 30
-            npu.transfer(begin, begin + length, size, connection=call, stream=stream)
+            if posted_before_end is None:
+                npu.transfer(begin, begin + length, size, connection=call, stream=stream)
+            else:
+                post = max(begin, begin + length - posted_before_end)
+                npu.transfer(post, post + US, size, transport=1)
             names = {"opName": "hcom_allReduce_1", "opType": "hcom_allReduce_", "groupName": "dp"}
             row = {column: npu.text(text) for column, text in names.items()}
             row |= {"connectionId": call, "opId": number, "deviceId": 0, "count": size // 4}
@@ -296,6 +307,18 @@ def test_rdma_transfer_with_a_timeout_is_a_retransmission(tmp_path: Path) -> Non
     path = transfers(tmp_path / "run.db", [2048 * KIB] * 10, lengths, transport=1)
     finding = findings_by_kind(path)["retransmission"]
     assert saving_ns(finding) == 4100 * MS
+
+
+@pytest.mark.parametrize(("posted_before_end", "found"), [(5000 * MS, True), (10 * MS, False)])
+def test_late_acknowledgement_is_a_retransmission(
+    tmp_path: Path, posted_before_end: int, found: bool
+) -> None:
+    """A message that waits before it posts its transfer waits for a late rank."""
+    messages = [(32 << 20, 10 * MS)] * 9 + [(32 << 20, 4200 * MS)]
+    path = all_reduces(tmp_path / "run.db", messages, posted_before_end=posted_before_end)
+    finding = findings_by_kind(path).get("retransmission")
+    assert (finding is not None) is found
+    assert finding is None or saving_ns(finding) == 4190 * MS
 
 
 def test_slow_sdma_transfer_is_no_retransmission(tmp_path: Path) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays import intervals
-from unified_prof.arrays.grouping import Frame, Ints, Lookup, by_key
+from unified_prof.arrays.grouping import Frame, Ints, Lookup, Runs, by_key
 from unified_prof.base.text import NS_PER_S
 from unified_prof.explain.advice.communication_rules import (
     EXPOSED_SHARE,
@@ -471,16 +471,36 @@ def retransmission(context: DeviceContext) -> Iterator[Cause]:
             )
         return
     transfers = _transfers(context)
-    rdma = transfers.take(transfers.transport == RDMA)
-    slow = rdma.take(rdma.length_ns > RETRANSMITTED_NS)
-    if not len(slow) or len(rdma) < MIN_TRANSFERS:
+    rdma = _until_acknowledged(context, transfers.take(transfers.transport == RDMA))
+    is_slow = rdma.length_ns > RETRANSMITTED_NS
+    if not is_slow.any() or len(rdma) < MIN_TRANSFERS:
         return
+    slow, usual = rdma.take(is_slow), rdma.take(~is_slow)
+    usual_ns = float(np.median(usual.length_ns)) if len(usual) else 0.0
     yield from _slow_transfers(
         context,
         slow,
-        float((slow.length_ns - np.median(rdma.length_ns)).sum()),
+        float((slow.length_ns - usual_ns).sum()),
         f"retransmission: {plural(len(slow), 'RDMA transfer')} of more than 4 s",
         advice=advice,
         sure="likely",
         figures={"longest_ns": int(slow.length_ns.max())},
     )
+
+
+def _until_acknowledged(context: DeviceContext, rdma: _Transfers) -> _Transfers:
+    """Return one transfer for each message: from its first RDMA task until the message ends.
+
+    HCCL's task only posts the transfer; later tasks of the message wait for the acknowledgement.
+    """
+    messages = Messages(context)
+    order = np.argsort(messages.start, kind="stable")
+    row = np.searchsorted(messages.start[order], rdma.start_ns, side="right") - 1
+    end_ns = np.append(messages.end[order], 0)[row]
+    inside = (row >= 0) & (rdma.start_ns < end_ns)
+    posted = rdma.take(inside)
+    by_start = np.lexsort((posted.start_ns, row[inside]))
+    first = by_start[Runs(row[inside][by_start]).starts]
+    whole = posted.take(first)
+    whole = replace(whole, length_ns=end_ns[inside][first] - whole.start_ns)
+    return _Transfers.concatenate([whole, rdma.take(~inside)])
