@@ -13,6 +13,7 @@ import pytest
 
 from tests.cluster.simulated_run import Plan, SimulatedRun, partials_of, simulate
 from unified_prof.cluster import findings, idle_rules, moe_imbalance, replay
+from unified_prof.cluster.rank_communication import link_parts
 from unified_prof.cluster.rank_partial import (
     MARK_END,
     MARK_START,
@@ -145,6 +146,33 @@ def test_slow_link_within_a_larger_group_names_the_group() -> None:
     assert [(one.kind, one.ranks) for one in found] == [("slow_link", (4, 5, 6, 7))]
     assert "cannot be determined" in found[0].text
     assert found[0].figures["link_known"] is False
+
+
+@pytest.mark.parametrize(
+    ("slow", "size", "found"),
+    [
+        ([(1, 2), (2, 1)], 2 << 20, ((1, 2), 1)),
+        ([(rank, 3) for rank in range(3)], 2 << 20, ((3,), 3)),
+        ([(1, 2), (2, 1)], 64 << 10, None),  # latency dominates small parts
+        ([], 2 << 20, None),
+    ],
+    ids=["pair", "rank", "small", "healthy"],
+)
+def test_parts_of_collectives_locate_a_slow_link_of_the_only_group(
+    slow: Sequence[tuple[int, int]], size: int, found: tuple[tuple[int, ...], int] | None
+) -> None:
+    plan = Plan(tp=4, dp=1, pp=1, slow_links={(1, 2): 4.0} if slow else {})
+    run = simulate(plan)
+    pairs = np.array([(a, b) for a in range(4) for b in range(4) if a != b] * 10)
+    took = np.array([size // (5 if tuple(pair) in slow else 20) for pair in pairs.tolist()])
+    links = link_parts(pairs[:, 0], pairs[:, 1], np.full(len(pairs), size), took)
+    faults = summarize_run([replace(one, links=links) for one in partials_of(run)]).findings
+    assert [(one.kind, one.ranks, len(one.links)) for one in faults] == (
+        [("slow_link", *found)] if found else []
+    )
+    for one in faults:
+        assert one.figures["factor"] == pytest.approx(4, rel=0.01)
+        assert one.cost_ms_per_step == pytest.approx(true_cost_ms(plan, run), rel=0.1)
 
 
 @pytest.mark.parametrize(

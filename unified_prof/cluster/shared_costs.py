@@ -25,7 +25,7 @@ from unified_prof.cluster.rank_partial import MARK_START
 from unified_prof.cluster.rank_signals import pipelines
 from unified_prof.cluster.replay import ReplayChange
 from unified_prof.cluster.rule_context import NS_PER_MS, Candidate, RuleContext, format_time
-from unified_prof.cluster.slow_links import slow_network
+from unified_prof.cluster.slow_network import slow_network
 from unified_prof.cluster.waits import exposed_waits, mostly_recorded
 
 COLLECTIVE_SETUP = "collective_setup"

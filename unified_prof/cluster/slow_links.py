@@ -29,31 +29,22 @@ from unified_prof.cluster.rule_context import (
     join_first,
     steps_text,
 )
+from unified_prof.cluster.summary_rows import COLLECTIVE, MeasuredLink, measure_links
 from unified_prof.cluster.waits import Waits
-from unified_prof.recording.collectives import bus_factor
 
-SLOW_LINK, SLOW_HOST_LINK, SLOW_NETWORK = "slow_link", "slow_host_link", "slow_network"
+SLOW_LINK, SLOW_HOST_LINK = "slow_link", "slow_host_link"
 
 MIN_RATIO = 1.25  # Minimum ratio of a slow transfer time to the usual one.
 # The same if two clusters of times are of similar size, so that the usual one is unknown.
 _MIN_RATIO_OF_TWO = 1.5
 # Minimum share of slow links of a host or rank to report the host or rank as the cause.
 _MIN_CAUSE_SHARE = 0.75
-# Nominal network bandwidth of hosts per device, GB/s: one adapter of 400 or 200 Gb/s each (user
-# guides of DGX H100, H200, B200 and A100, and of the Atlas 800T A2).
-_NETWORK_GB_PER_S = {
-    **dict.fromkeys(("H100", "H200", "H800", "B200"), 50.0),
-    **dict.fromkeys(("A100", "A800", "910B"), 25.0),
-}
-_USUAL_NETWORK_SHARE = 0.8  # Share of it that large messages usually reach ...
-_MAX_SLOW_NETWORK_SHARE = 0.3  # ... and below which all communication between hosts is slow.
-# Minimum size of a message per device of a host that can reach the bandwidth of the adapters.
-_MIN_NETWORK_BYTES = 4 << 20
-_MIN_ADAPTERS_PER_DEVICE = 0.5  # Some clouds have fewer, or slower, adapters than devices.
 # Messages of an exchange whose sizes differ by less than this factor are equal, or padded.
 PADDED = 1.02
 _MIN_RING = 5  # Minimum number of ranks of a ring in which late ranks and slow links differ.
-_MIN_NETWORK_COST_SHARE = 0.01  # Minimum cost of a slow network, as a share of the step.
+# Minimum number and median size of the parts of collectives to compare a pair of ranks.
+_MIN_PARTS, _MIN_PART_BYTES = 8, 1 << 20
+_LEAST_RATE = 1e-9  # GB/s, for parts without a rate.
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +211,8 @@ def slow_links(context: RuleContext) -> Iterator[Candidate]:
     """Yield hosts, ranks, pairs and groups that transfer data more slowly than others."""
     matched, waits = context.matched, context.waits
     slow, compared, count = compare_links(matched, waits)
+    parts, compared_parts = _slow_parts(matched, waits, {at for one in slow for at in one.events})
+    slow, compared = [*slow, *parts], compared | compared_parts
     if count:
         matched.left_out.add(
             "links_not_compared", "links of ranks on unknown hosts are not compared", count
@@ -240,6 +233,48 @@ def slow_links(context: RuleContext) -> Iterator[Candidate]:
         for one in pairs.values():
             yield _link_candidate(context, one)
     yield from _slow_exchanges(context)
+
+
+def _slow_parts(
+    matched: MatchedCollectives, waits: Waits, known: set[int]
+) -> tuple[list[SlowLink], set[tuple[int, int] | int]]:
+    """Compare the pairs of ranks between which NPUs record the parts of collectives.
+
+    Only pairs within a host are compared: the tasks of RDMA are shorter than the transfers. `known`
+    are the events of links that are slow as a whole.
+
+    Returns:
+        The slow pairs, and all compared ones.
+    """
+    events = matched.events
+    usable = events.complete & (events.group >= 0) & (waits.transfer > 0) & ~matched.transfers
+    classes: dict[int, list[MeasuredLink]] = {}
+    for link in measure_links(matched, waits):
+        if link.kind == COLLECTIVE and link.across is False and link.n >= _MIN_PARTS:
+            order = (link.bytes // link.n).bit_length()
+            classes.setdefault(order, []).append(link)
+    slow: list[SlowLink] = []
+    compared: set[tuple[int, int] | int] = set()
+    for order, links in classes.items():
+        if order < _MIN_PART_BYTES.bit_length():
+            continue
+        compared |= {(one.src, one.dst) for one in links}
+        took = np.array([1 / max(one.p50, _LEAST_RATE) for one in links])
+        for at, ratio, usual, is_majority in _slow_times(took):
+            one = links[at]
+            if ratio < _MIN_RATIO_OF_TWO:
+                continue
+            both = [
+                number
+                for number, group in enumerate(matched.groups)
+                if {one.src, one.dst} <= set(matched.present(group.ranks))
+            ]
+            places = set(np.flatnonzero(usable & np.isin(events.group, both)).tolist()) - known
+            if places:
+                ends, moved = (one.src, one.dst), tuple(sorted(places))
+                rates, ranks = (one.p50, 1 / usual), tuple(sorted(ends))
+                slow.append(SlowLink(ranks, ends, NO_VALUE, ratio, moved, *rates, (), is_majority))
+    return slow, compared
 
 
 def _slow_exchanges(context: RuleContext) -> Iterator[Candidate]:
@@ -273,67 +308,6 @@ def _slow_exchanges(context: RuleContext) -> Iterator[Candidate]:
         exposed_ns = np.minimum(length - matched.rows.covered[inside], length - usual).clip(0)
         cost_ns = float(exposed_ns[np.isin(rank, pair)].sum()) / 2 / len(context.steps)
         yield replace(_link_candidate(context, link), cost_ns=cost_ns)
-
-
-def slow_network(context: RuleContext) -> Iterator[Candidate]:
-    """Yield the network if its bus bandwidth is far below that of hosts with such devices.
-
-    If all groups use a slow adapter (a ring has the rate of its slowest link), there is no faster
-    link to compare with, and the adapter cannot be located. The hosts may also have fewer or slower
-    adapters, which recordings do not show; so it is no fault of a host.
-    """
-    matched, waits = context.matched, context.waits
-    models = {facts.device_name or "" for facts in matched.facts}
-    nominal = {
-        next((rate for name, rate in _NETWORK_GB_PER_S.items() if name in model), 0.0)
-        for model in models
-    }
-    hosts = context.hosts(range(len(matched.ranks)))
-    if len(nominal) != 1 or not (rate := nominal.pop()) or len(hosts) < 2:
-        return
-    events = matched.events
-    # By kind of group: event -> (bandwidth, usual bandwidth, ratio to the lowest one).
-    rates: dict[str, dict[int, tuple[float, float, float]]] = {}
-    usable = events.complete & (waits.transfer > 0) & np.isin(events.step, list(context.steps))
-    for event in np.flatnonzero(usable & (events.bytes >= _MIN_NETWORK_BYTES)).tolist():
-        kind = matched.kinds[events.kind[event]]
-        ranks = [int(events.src[event]), int(events.dst[event])]
-        group = int(events.group[event])
-        title = matched.groups[group].kind if group >= 0 else "pp"
-        if ranks[0] < 0:
-            ranks = matched.present(matched.groups[group].ranks)
-        factor, on_hosts = bus_factor(kind, len(ranks)), context.hosts(ranks)
-        per_host = len(ranks) / max(len(on_hosts), 1)
-        size = int(events.bytes[event])
-        if not factor or kind == "all_to_all" or len(on_hosts) < 2:
-            continue
-        if size >= _MIN_NETWORK_BYTES * per_host:
-            usual = _USUAL_NETWORK_SHARE * rate * per_host
-            slowest = _MAX_SLOW_NETWORK_SHARE * rate * max(per_host * _MIN_ADAPTERS_PER_DEVICE, 1)
-            found = factor * size / int(waits.transfer[event])
-            rates.setdefault(title, {})[event] = (found, usual, found / slowest)
-    slow = {
-        title: found
-        for title, found in rates.items()
-        if np.quantile([excess for _, _, excess in found.values()], 0.9) <= 1
-    }
-    if not slow:
-        return
-    all_slow = {event: one for found in slow.values() for event, one in found.items()}
-    median, usual, _ = np.median([*all_slow.values()], axis=0).tolist()
-    groups = "groups" if len(slow) == len(rates) else f"{' and '.join(sorted(slow))} groups"
-    text = (
-        f"slow network: communication between {len(hosts)} hosts reaches {median:.1f} GB/s in all "
-        f"{groups} alike, usual with an adapter of {rate:.0f} GB/s per device: {usual:.0f} GB/s; "
-        "if the hosts have such adapters, test all of them, as no link is faster than the others"
-    )
-    figures = {"gb_per_s": round(median, 3), "usual_gb_per_s": usual}
-    change = ReplayChange(
-        transfer={event: min(one / usual, 1) for event, (one, usual, _) in all_slow.items()}
-    )
-    least_ns = _MIN_NETWORK_COST_SHARE * context.step_ns
-    cost = (SLOW_NETWORK, (), context.steps, change, text, figures)
-    yield Candidate(*cost, min_cost_ns=least_ns, is_bound=True)
 
 
 def _causes(context: RuleContext, link: tuple[int, int] | int, ranks: Sequence[int]) -> set[_Cause]:

@@ -210,7 +210,8 @@ _CONVERSIONS = {
     "Cast": "one dtype (autocast, parameters in bf16)",
     "TransData": "one format (torch.npu.config.allow_internal_format = False, weights converted "
     "once)",
-    "Transpose, StridedSlice, ViewCopy": "one layout (no transpose, slice or .contiguous() of activations)",
+    "Transpose, StridedSlice, ViewCopy": "one layout (no transpose, slice or .contiguous() of "
+    "activations)",
 }
 
 
