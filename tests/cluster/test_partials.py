@@ -214,6 +214,23 @@ def test_peers_of_gpu_transfers_are_places_or_global_ranks_in_old_files(folder: 
     assert read_partials(path)[0].communication["peer"].tolist() == expected
 
 
+def test_rdma_moves_data_until_its_operation_ends(folder: Path) -> None:
+    """Its task only posts the transfer."""
+    path = write_database(simulate(PLAN), 0, folder / "rdma.db")
+    posted = read_partials(path)[0]
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("UPDATE TASK SET endNs = startNs + 1 WHERE globalTaskId IN"
+                   " (SELECT globalTaskId FROM COMMUNICATION_TASK_INFO)")  # fmt: skip
+        db.commit()
+        assert set(read_partials(path)[0].communication["move"].tolist()) == {1}
+        db.execute("UPDATE COMMUNICATION_TASK_INFO SET transportType = 1")
+        db.commit()
+    found = read_partials(path)[0]
+    assert found.communication["move"].tolist() == posted.communication["move"].tolist()
+    assert len(posted.links["src"])
+    assert not len(found.links["src"])
+
+
 def test_partial_without_rows_is_unchanged_after_writing_and_reading() -> None:
     pytest.importorskip("pyarrow")
     one = partial_of(simulate(PLAN), 0)

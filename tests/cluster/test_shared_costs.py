@@ -74,6 +74,30 @@ def test_setup_of_every_collective_is_no_setup_of_communicators() -> None:
     assert "collective_setup" not in {one.kind for one in found}
 
 
+@pytest.mark.parametrize(
+    ("plan", "kind"),
+    [
+        (replace(EXPOSED, steps=6), "exposed_communication"),
+        (replace(SMALL, steps=6), "small_buckets"),
+    ],
+)
+def test_latency_of_collectives_is_saved_with_their_transfers(
+    plan: Plan, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the time that the first collective of a group takes to connect its ranks stays."""
+    if kind == "small_buckets":
+        monkeypatch.setattr(simulated_run, "KERNELS", (("MatMul", 3_000),) * 4)
+    costs = []
+    for parts in (1, 8):  # the rest of the time is latency
+        partials = partials_of(simulate(plan))
+        for one in partials:
+            one.communication["move"] //= parts
+        ranked = summarize_run(partials).ranked
+        costs += [one.cost_ms_per_step for one in ranked if one.kind == kind]
+    assert len(costs) == 2
+    assert costs[1] >= 0.9 * costs[0]
+
+
 @pytest.mark.parametrize("recorded", [8, 7, 2])
 def test_wait_for_ranks_without_recordings_is_no_setup(recorded: int) -> None:
     found = summarize_run(partials_of(simulate(SETUP))[:recorded])

@@ -437,6 +437,7 @@ class RankCommunication:
                 "src": f"coalesce(srcRank, {NO_RANK})",
                 "dst": f"coalesce(dstRank, {NO_RANK})",
                 "size": "coalesce(size, 0)",
+                "transport": "coalesce(transportType, -1)",
             },
         )
         by_id = len(np.unique(columns["id"])) == len(columns["id"])
@@ -461,9 +462,12 @@ class RankCommunication:
         owner, row = owner[timed], row[timed]
         start = self._database.tasks.start_ns[row]
         duration = self._database.tasks.duration_ns[row].astype(np.int64)
-        operations["move"] = union_by_owner(owner, start, duration, len(operations["start"]))
+        # A task of RDMA only posts its transfer, which the rest of the operation waits for.
+        is_rdma = parts["transport"][timed] == collectives.RDMA
+        until_end = np.where(is_rdma, operations["end"][owner] - start, duration).clip(duration)
+        operations["move"] = union_by_owner(owner, start, until_end, len(operations["start"]))
         src, dst, size = src[timed], dst[timed], parts["size"][timed]
-        usable = (src >= 0) & (dst >= 0) & (src != dst) & (duration > 0)
+        usable = (src >= 0) & (dst >= 0) & (src != dst) & (duration > 0) & ~is_rdma
         usable &= ~(sends | receives)[timed]
         return link_parts(src[usable], dst[usable], size[usable], duration[usable])
 

@@ -37,6 +37,8 @@ class ReplayChange:
     interval_ns: Mapping[tuple[int, int], float] = field(default_factory=dict)
     # Event -> factor of its transfer time.
     transfer: Mapping[int, float] = field(default_factory=dict)
+    # The same for the time in which it moves no data: latency.
+    setup: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def ranks(self) -> set[int]:
@@ -50,7 +52,7 @@ class ReplayChange:
         work_at: Any = merged.work_at
         cut: Any = merged.interval_ns
         for change in changes:
-            for name in ("work", "work_at", "transfer"):
+            for name in ("work", "work_at", "transfer", "setup"):
                 target = getattr(merged, name)
                 for key, factor in getattr(change, name).items():
                     target[key] = target.get(key, 1.0) * factor
@@ -327,11 +329,12 @@ class _Graph:
         begin_ns: Ints,
         duration_ns: Floats,
         transfer_ns: Ints,
+        setup_ns: Ints,
         members: Ints,
     ) -> None:
         """Arrange the moments; times and members are those of ranks and of events."""
         self._timelines = timelines
-        self._duration_ns, self._transfer_ns = duration_ns, transfer_ns
+        self._duration_ns, self._transfer_ns, self._setup_ns = duration_ns, transfer_ns, setup_ns
         sizes = [len(one.points) + 2 for one in timelines]
         first = np.cumsum([0, *sizes])
         events = int(first[-1])
@@ -384,8 +387,12 @@ class _Graph:
     def _lags(self, change: ReplayChange) -> Ints:
         """Return the lag of each edge with a change."""
         duration_ns = self._duration_ns.copy()
-        for event, factor in change.transfer.items():
-            duration_ns[event] -= float(self._transfer_ns[event]) * (1 - factor)
+        for part, part_ns in (
+            (change.transfer, self._transfer_ns),
+            (change.setup, self._setup_ns),
+        ):
+            for event, factor in part.items():
+                duration_ns[event] -= float(part_ns[event]) * (1 - factor)
         result = self._lag_ns.copy()
         result[self._into] += np.rint(duration_ns).astype(np.int64)[self._event]
         cuts: dict[int, dict[int, float]] = {}
@@ -463,7 +470,8 @@ class Replay:
         ]
         first = min((begin for begin in begins if begin is not None), default=0)
         begin_ns = np.array([0 if begin is None else begin - first for begin in begins], np.int64)
-        times = (begin_ns, usual_durations(matched, waits), waits.transfer)
+        setup = waits.setup.clip(0)
+        times = (begin_ns, usual_durations(matched, waits), waits.transfer, setup)
         return _Graph(self._timelines, *times, matched.events.members)
 
     def limited_to(self, steps: Sequence[int]) -> Replay:

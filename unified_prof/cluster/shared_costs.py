@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from unified_prof.arrays.grouping import Bools, Floats, Ints
+from unified_prof.arrays.grouping import Bools, Floats, Ints, Runs
 from unified_prof.base.text import SIZES, scaled
 from unified_prof.cluster.idle_rules import (
     HOST_BOUND,
@@ -235,9 +235,18 @@ def _small_buckets(context: RuleContext) -> Iterator[Candidate]:
     }
     change = ReplayChange(
         transfer=dict(zip(places.tolist(), factors.tolist(), strict=True)),
+        setup=_without_latency(context, places),
         interval_ns=_late_launches(context, places),
     )
     yield _candidate(context, SMALL_BUCKETS, change, text, figures, is_bound=False)
+
+
+def _without_latency(context: RuleContext, places: Ints) -> dict[int, float]:
+    """Return factors that remove the setup of events, except those that connect a communicator."""
+    group, setup = context.matched.events.group, context.waits.setup
+    order = np.lexsort((setup, group))
+    connects = order[Runs(group[order]).last]  # the longest setup of each group
+    return dict.fromkeys(np.setdiff1d(places, connects).tolist(), 0.0)
 
 
 def _late_launches(context: RuleContext, places: Ints) -> dict[tuple[int, int], float]:
@@ -268,7 +277,9 @@ def _exposed_communication(context: RuleContext) -> Iterator[Candidate]:
         "them with compute, or make them fewer or smaller"
     )
     figures = {"transfer_ms_per_step": _per_step_ms(context, places)}
-    change = ReplayChange(transfer=dict.fromkeys(places.tolist(), 0.0))
+    change = ReplayChange(
+        transfer=dict.fromkeys(places.tolist(), 0.0), setup=_without_latency(context, places)
+    )
     yield _candidate(context, EXPOSED_COMMUNICATION, change, text, figures)
 
 

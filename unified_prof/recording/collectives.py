@@ -33,6 +33,8 @@ from unified_prof.recording.tasks import Tasks
 SEND = "send"
 RECEIVE = "receive"
 POINT_TO_POINT = frozenset({SEND, RECEIVE})
+
+SDMA, RDMA, ON_CHIP = 0, 1, 0  # Values of transportType and linkType.
 # Kinds for which HCCL records the size of one rank's part.
 PARTED = ("all_gather", "reduce_scatter")
 _PREFIX = re.compile(r"^(?:hcom_?|c10d::|nccl:|gloo:|_+)+|(?:nccl|rccl|hccl)(?:dev)?(?:kernel)?_?")

@@ -460,13 +460,12 @@ def small_buckets(context: DeviceContext) -> Iterator[Cause]:
     )
 
 
-SDMA, RDMA, ON_CHIP = 0, 1, 0  # Values of transportType and linkType.
-
-
 def _by_sdma(context: DeviceContext) -> bool:
     """Return True if SDMA transfers between devices; otherwise RDMA or GPU links do."""
     table = context.recording.source.integers(
         "COMMUNICATION_TASK_INFO", {"transport": "transportType", "link": "linkType"}
     )
-    remote = (table["link"] != ON_CHIP) & np.isin(table["transport"], (SDMA, RDMA))
-    return bool(remote.any()) and bool((table["transport"][remote] == SDMA).all())
+    remote = (table["link"] != collectives.ON_CHIP) & np.isin(
+        table["transport"], (collectives.SDMA, collectives.RDMA)
+    )
+    return bool(remote.any()) and bool((table["transport"][remote] == collectives.SDMA).all())

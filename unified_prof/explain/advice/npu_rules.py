@@ -13,13 +13,7 @@ from numpy.typing import NDArray
 from unified_prof.arrays import intervals
 from unified_prof.arrays.grouping import Frame, Ints, Lookup, Runs, by_key
 from unified_prof.base.text import NS_PER_S
-from unified_prof.explain.advice.communication_rules import (
-    EXPOSED_SHARE,
-    ON_CHIP,
-    RDMA,
-    SDMA,
-    Messages,
-)
+from unified_prof.explain.advice.communication_rules import EXPOSED_SHARE, Messages
 from unified_prof.explain.advice.device_context import (
     Cause,
     DeviceContext,
@@ -40,6 +34,7 @@ from unified_prof.explain.roofline import peaks
 from unified_prof.explain.roofline.peaks import Device, known_devices
 from unified_prof.recording import names
 from unified_prof.recording.calls import KERNEL
+from unified_prof.recording.collectives import ON_CHIP, RDMA, SDMA
 from unified_prof.recording.framework import BACKWARD
 
 LONG_NS = 20_000  # Shorter tasks are dominated by their launch (MindStudio advisor's threshold).
@@ -475,12 +470,12 @@ def retransmission(context: DeviceContext) -> Iterator[Cause]:
     is_slow = rdma.length_ns > RETRANSMITTED_NS
     if not is_slow.any() or len(rdma) < MIN_TRANSFERS:
         return
-    slow, usual = rdma.take(is_slow), rdma.take(~is_slow)
-    usual_ns = float(np.median(usual.length_ns)) if len(usual) else 0.0
+    slow, in_time = rdma.take(is_slow), rdma.take(~is_slow)
+    in_time_ns = float(np.median(in_time.length_ns)) if len(in_time) else 0.0
     yield from _slow_transfers(
         context,
         slow,
-        float((slow.length_ns - usual_ns).sum()),
+        float((slow.length_ns - in_time_ns).sum()),
         f"retransmission: {plural(len(slow), 'RDMA transfer')} of more than 4 s",
         advice=advice,
         sure="likely",
