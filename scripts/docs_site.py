@@ -12,13 +12,14 @@ import logging
 import re
 import runpy
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 LOG = logging.getLogger("mkdocs.hooks.docs_site")
 ROOT = Path(__file__).resolve().parent.parent
 ERRORS_PAGE = "troubleshooting.md"
+Nodes = Mapping[Path, Sequence[ast.AST]]  # of each module
 # Elements that a browser loads from another host.
 LOADS = re.compile(
     r"<(?:script|img|iframe|source|video|audio)\b[^>]*\bsrc=[\"']?(?:https?:)?//[^\"' >]+"
@@ -137,9 +138,9 @@ def _text(words: str | None) -> str:
     return "".join(plain)
 
 
-def with_messages(markdown: str, trees: dict[Path, ast.Module] | None = None) -> str:
+def with_messages(markdown: str, nodes: Nodes | None = None) -> str:
     """Return the troubleshooting page with the messages of each error."""
-    known = messages(trees)
+    known = messages(nodes)
 
     def add_messages(match: re.Match[str]) -> str:
         found = known.get(match[1], ())
@@ -151,27 +152,27 @@ def with_messages(markdown: str, trees: dict[Path, ast.Module] | None = None) ->
     return re.sub(r"^### (\S+)\n(?:- .*\n)+", add_messages, markdown, flags=re.M)
 
 
-def messages(trees: dict[Path, ast.Module] | None = None) -> dict[str, list[str]]:
+def messages(nodes: Nodes | None = None) -> dict[str, list[str]]:
     """Return slug -> messages of the package's errors, with … for variable parts."""
     found: dict[str, set[str]] = defaultdict(set)
-    for call, _ in raised(trees):
+    for call, _ in raised(nodes):
         for slug in slugs_of(call):
             found[slug] |= _templates(call.args[0]) if call.args else set()
     return {slug: sorted(texts, key=str.lower) for slug, texts in found.items()}
 
 
-def raised(trees: dict[Path, ast.Module] | None = None) -> Iterator[tuple[ast.Call, Path]]:
+def raised(nodes: Nodes | None = None) -> Iterator[tuple[ast.Call, Path]]:
     """Yield every call in the package that creates an error, with its file.
 
     Args:
-        trees: Parsed modules of the package; by default they are read from disk.
+        nodes: Nodes of the modules of the package; by default they are read from disk.
     """
-    if trees is None:
+    if nodes is None:
         modules = (ROOT / "unified_prof").rglob("*.py")
-        trees = {path: ast.parse(path.read_bytes()) for path in modules}
-    classes = _classes(trees)
-    for path, tree in sorted(trees.items()):
-        for node in ast.walk(tree):
+        nodes = {path: [*ast.walk(ast.parse(path.read_bytes()))] for path in modules}
+    classes = _classes(nodes)
+    for path, found in sorted(nodes.items()):
+        for node in found:
             if not isinstance(node, ast.Call) or not _is_ours(node.func, "errors", "cli"):
                 continue
             if _name(node.func) == "refuse":  # of cli/command.py: the condition comes first
@@ -187,12 +188,10 @@ def raised(trees: dict[Path, ast.Module] | None = None) -> Iterator[tuple[ast.Ca
                 yield node, path
 
 
-def _classes(trees: dict[Path, ast.Module]) -> set[str]:
+def _classes(nodes: Nodes) -> set[str]:
     """Return the names of UprofError and its subclasses."""
     known = {"UprofError"}
-    defined = [
-        node for tree in trees.values() for node in tree.body if isinstance(node, ast.ClassDef)
-    ]
+    defined = [node for found in nodes.values() for node in found if isinstance(node, ast.ClassDef)]
     while new := {
         one.name for one in defined if known.intersection(map(_name, one.bases))
     }.difference(known):

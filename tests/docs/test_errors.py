@@ -11,7 +11,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.docs.pages import site
-from tests.source_trees import nodes, trees
+from tests.source_trees import nodes
 from unified_prof import errors
 
 SITE = site()
@@ -42,7 +42,7 @@ def tags() -> set[str]:
 @cache
 def error_calls() -> list[tuple[ast.Call, Path]]:
     """Return every call that creates an error; it takes a second, so not at import."""
-    return list(SITE["raised"](trees("unified_prof")))
+    return list(SITE["raised"](nodes("unified_prof")))
 
 
 @cache
@@ -83,7 +83,7 @@ def test_each_entry_has_a_cause_and_a_fix(slug: str) -> None:
 
 @pytest.mark.slow
 def test_site_lists_the_messages_of_each_error() -> None:
-    shown = SITE["with_messages"](PAGE, trees("unified_prof"))
+    shown = SITE["with_messages"](PAGE, nodes("unified_prof"))
     entry = shown.partition("\n### no-report\n")[2].partition("\n#")[0]
     assert "`… contains no readable report…`" in entry
     assert shown.count("**Messages:**") > 100
