@@ -419,7 +419,7 @@ def test_killed_worker_loses_no_recording(
 
 @linux
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_workers_end_with_the_command_and_the_next_call_continues(
     number: signal.Signals,
     conversion_process: subprocess.Popen[bytes],
@@ -462,7 +462,7 @@ def test_next_conversion_removes_partial_files_of_a_killed_one(tmp_path: Path) -
 
 @linux
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_killed_import_leaves_no_temporary_files(number: signal.Signals, tmp_path: Path) -> None:
     """Spooled rows are in unnamed files."""
     (tmp_path / "tmp").mkdir()
