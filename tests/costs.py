@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from _pytest.terminal import TerminalReporter
 
 PROPERTY = "processor_s"
-SLOW_S = 0.8
+SLOW_S = 0.5
 """A case that takes longer is marked ``slow``; a quick case remains (see CONTRIBUTING.md)."""
 SHOWN = 30
 

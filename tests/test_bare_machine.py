@@ -80,6 +80,7 @@ def test_run_without_torch_fails_with_an_explanation(backend: str) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.quick(cases=1)
 @pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"]])
 def test_help_is_fast_and_imports_nothing_heavy(arguments: list[str]) -> None:
     code = f"""
@@ -100,6 +101,7 @@ atexit.register(lambda: print(sorted({HEAVY} & {{*sys.modules}})))
     pytest.fail(f"{used_s:.2f} s, click alone {between_s - before_s:.2f} s, three times")
 
 
+@pytest.mark.slow
 def test_run_loads_no_analysis_before_the_workload() -> None:
     code = "import sys, unified_prof.pipeline.live; print(*sys.modules)"
     loaded = python(code).stdout.split()

@@ -198,6 +198,7 @@ def test_idle_connection_does_not_keep_the_server_running(served: Served) -> Non
         assert time.monotonic() - began < 30
 
 
+@pytest.mark.slow
 def test_requests_with_a_wrong_token_do_not_keep_the_server_running(served: Served) -> None:
     stop = threading.Event()
 

@@ -275,7 +275,7 @@ def test_a_thousand_harmless_command_lines_are_unchanged() -> None:
     assert changed == []
 
 
-@pytest.mark.quick(cases=3)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text", ["a", "a:", "a://", "x://a:b", "- ", '"a="', "?a=", "eyJ", "key=", "token='"]
 )

@@ -213,7 +213,7 @@ def outermost_ns(trace: Path) -> int:
     return round(total * 1000)
 
 
-@pytest.mark.quick(cases=2)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
@@ -260,6 +260,7 @@ def test_every_breakdown_adds_up_to_the_device_time(shared: Path, tmp_path: Path
     assert not wrong
 
 
+@pytest.mark.slow
 def test_collectives_are_grouped_by_kernel(shared: Path, tmp_path: Path) -> None:
     trace = shared / "samples" / "kineto" / "nccl_parser_config__nccl_data.json.gz"
     convert(trace, tmp_path / "trace.db")

@@ -20,6 +20,7 @@ def test_command_line_offers_every_breakdown() -> None:
     assert list(by.to_info_dict()["type"]["choices"]) == list(KINDS)
 
 
+@pytest.mark.quick(cases=1)
 @pytest.mark.parametrize("by", KINDS)
 def test_breakdown_is_computed_or_refused_with_its_reason(by: str, tmp_path: Path) -> None:
     training_step(path := tmp_path / "msprof_20260101000000.db")

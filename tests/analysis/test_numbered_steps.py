@@ -111,6 +111,7 @@ def test_numbered_ranges_around_the_launches_are_steps(
     assert computing == [2 * kernel_ns] * 4, "two kernels in each"
 
 
+@pytest.mark.quick(cases=1)
 @pytest.mark.parametrize(
     "ranges",
     [

@@ -56,7 +56,7 @@ def test_collective_times_equal_the_communication_table(sample: Path) -> None:
     assert found == expected
 
 
-@pytest.mark.quick(cases=1)
+@pytest.mark.slow
 def test_every_breakdown_contains_all_device_time(sample: Path) -> None:
     ((compute,),) = query(
         sample,

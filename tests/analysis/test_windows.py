@@ -212,6 +212,7 @@ def check_windows(path: Path, patch: pytest.MonkeyPatch, most_calls: int) -> Non
             assert found == figure
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("devices", "steps", "in_order"),
     [

@@ -89,6 +89,7 @@ def test_toolkit_without_a_chip_is_doubtful() -> None:
     assert "no NPU is visible" in str(NpuBackend().doubt())
 
 
+@pytest.mark.slow
 def test_success_returns_the_recording(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     capture = run(tmp_path, INIT + "print('output of the workload')")
     assert (capture.exit_code, capture.failure) == (0, None)
@@ -124,7 +125,7 @@ def test_failure_gives_its_exit_code(tmp_path: Path, capfd: pytest.CaptureFixtur
     assert "runpy" not in err
 
 
-@pytest.mark.quick(cases=1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("end", "code"),
     [
@@ -306,6 +307,7 @@ def test_virtual_npu_is_reported_although_msprof_succeeds(
     assert all(recording.native is None for recording in capture.recordings)
 
 
+@pytest.mark.slow
 def test_full_disk_is_an_error_although_msprof_succeeds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

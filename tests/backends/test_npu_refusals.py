@@ -28,6 +28,7 @@ def options_of(start: list[str]) -> set[str]:
     return {word[2:].partition("=")[0] for word in start if word.startswith("--")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("platform", "name", "refused"),
     [

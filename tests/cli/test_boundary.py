@@ -43,7 +43,7 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.quick(cases=1)
+@pytest.mark.slow
 @needs_full
 @pytest.mark.parametrize(
     "command",

@@ -66,6 +66,7 @@ def test_skipped_data_fails(recording: Path, tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.quick(cases=1)
 @pytest.mark.parametrize("schema", ["latest", "documented", "1.1.0_20241216"])
 def test_equal_databases_of_any_revision_pass(recording: Path, tmp_path: Path, schema: str) -> None:
     other = convert(recording, tmp_path / "other.db", schema=schema).database
@@ -153,6 +154,7 @@ PLANTED: dict[str, tuple[Sequence[str], dict[str, str | None], str]] = {
 }
 
 
+@pytest.mark.quick(cases=4)
 @pytest.mark.parametrize("name", PLANTED)
 def test_planted_differences_are_all_found(recording: Path, database: Path, name: str) -> None:
     statements, expected, reason = PLANTED[name]

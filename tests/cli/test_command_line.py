@@ -63,6 +63,7 @@ OPTIONS = [
 ]
 
 
+@pytest.mark.quick(cases=40)
 @pytest.mark.parametrize(("path", "option"), OPTIONS)
 def test_each_option_can_be_set_by_its_environment_variable(
     path: str, option: Any, monkeypatch: pytest.MonkeyPatch

@@ -323,7 +323,7 @@ def write_impossible_times(folder: Path) -> None:
         db.execute("UPDATE run_time_entries SET forward_ms = 1e300 WHERE id = 2")
 
 
-@pytest.mark.quick(cases=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["text", "json", "markdown"])
 def test_impossible_times_are_not_samples(base: Path, slower: Path, form: str) -> None:
     write_impossible_times(slower)

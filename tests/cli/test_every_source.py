@@ -47,7 +47,7 @@ def read_all(path: Path, folder: Path, *more: str) -> None:
     assert json.loads(verdict.stdout)["exit_code"] == verdict.returncode
 
 
-@pytest.mark.quick(cases=3)
+@pytest.mark.quick(cases=2)
 def test_every_recording_can_be_imported_and_read(recording: Path, tmp_path: Path) -> None:
     report = tmp_path / "r.db"
     message = succeeded(uprof("import", recording, "-o", report)).stderr

@@ -38,6 +38,7 @@ def _faults(how: str) -> int:
     return int(result.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="of the GNU C library alone")
 def test_freed_memory_is_reused_without_page_faults() -> None:
     assert _faults("as usual") > 10 * _faults("keep") + 1000

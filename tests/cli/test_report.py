@@ -114,7 +114,7 @@ def test_help_imports_no_large_package() -> None:
     assert json.loads(done.stdout.replace("'", '"')) in ([], ["rich.table"])
 
 
-@pytest.mark.quick(cases=3)
+@pytest.mark.quick(cases=1)
 @pytest.mark.parametrize("size", ["small", "large"])
 @pytest.mark.parametrize("damage", ["copied", "exchanged"])
 @pytest.mark.parametrize("command", ["report", "advise", "export"])

@@ -81,6 +81,7 @@ def test_every_example_runs_unchanged(name: str, place: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_reports_are_readable_through_the_public_interface(place: Path) -> None:
     (place / "model.py").write_text(providers())
     assert uprof("-q", "model.py") == 0
@@ -131,6 +132,7 @@ def test_failures_print_one_message_and_leave_no_file(
     assert [p.name for p in place.iterdir() if p.name != "__pycache__"] == ["model.py"]
 
 
+@pytest.mark.slow
 def test_nan_loss_does_not_stop_profiling(place: Path) -> None:
     (place / "model.py").write_text(providers(forward="return self.linear(x) * float('nan')"))
     assert uprof("-q", "model.py") == 0

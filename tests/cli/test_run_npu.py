@@ -54,6 +54,7 @@ def report_text(database: Path) -> str:
     return processes.uprof("report", database, check=True).stdout
 
 
+@pytest.mark.slow
 def test_successful_run_leaves_one_database_of_uprof(place: Path) -> None:
     done = uprof(place, INIT)
     assert done.returncode == 0, done.stderr

@@ -175,7 +175,7 @@ def dry_run(*options: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-@pytest.mark.quick(cases=1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -200,6 +200,7 @@ def without_time(text: str) -> str:
     return re.sub(r"\d{8}_\d{6}", "TIME", text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("pairs", "message"),
     [

@@ -22,6 +22,7 @@ pytestmark = pytest.mark.fresh_interpreter
 HEAVY = ("pyarrow", "sqlalchemy", "torch")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command", [("report", "run"), pytest.param(("gate", "run", "run"), marks=pytest.mark.slow)]
 )
@@ -32,6 +33,7 @@ def test_operation_reports_import_no_timeline(command: tuple[str, ...], tmp_path
     assert imported(command, HEAVY, tmp_path) == []
 
 
+@pytest.mark.slow
 def test_importing_a_small_trace_loads_no_heavy_module(tmp_path: Path) -> None:
     command = ("import", str(kineto(tmp_path)), "-o", "r.db")
     assert imported(command, HEAVY, tmp_path) == []

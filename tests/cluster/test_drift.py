@@ -25,6 +25,7 @@ def clock_error_us(run: SimulatedRun, clock: AlignedClocks) -> float:
     return worst
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_drift_is_estimated_and_removed(seed: int) -> None:
     run = simulate(Plan(**{**vars(LONG), "seed": seed}))

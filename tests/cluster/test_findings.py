@@ -48,6 +48,7 @@ def test_healthy_run_has_no_finding(seed: int, noise: float) -> None:
     assert findings_of(Plan(seed=seed, noise=noise, setup_ns=2_000_000))[0] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [1.05, 1.1, 1.3])
 @pytest.mark.parametrize("rank", [0, 5, 15])
 def test_slow_rank_is_found_with_its_factor_and_cost(rank: int, factor: float) -> None:
@@ -235,6 +236,7 @@ def test_healthy_run_of_many_steps_has_no_finding(seed: int, noise: float) -> No
     assert findings_of(Plan(tp=1, dp=2, pp=1, seed=seed, noise=noise, steps=12))[0] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("only", [SOME, (7,), (0,), (0, 2, 4, 6, 8)])
 def test_rank_that_is_slow_in_some_steps_is_found_with_these_steps(only: tuple[int, ...]) -> None:
     plan = Plan(slow={5: 1.3}, steps=10, only=only, batches=4)
@@ -249,6 +251,7 @@ def test_rank_that_is_slow_in_some_steps_is_found_with_these_steps(only: tuple[i
     assert f"costs {text} in each of these steps" in found[0].text
 
 
+@pytest.mark.slow
 def test_finding_names_its_steps() -> None:
     found, _ = findings_of(Plan(slow={5: 1.3}, steps=10, only=SOME, batches=4))
     assert "rank 5 on host1: its kernels take 1.3" in found[0].text
@@ -375,6 +378,7 @@ def test_healthy_run_without_recorded_loader_has_no_finding(seed: int) -> None:
 MOE = Plan(tp=1, dp=8, pp=1, ep=4, steps=4, uneven=0.08)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(
     "plan", [MOE, replace(MOE, pp=2), replace(MOE, ep=8, steps=1), replace(MOE, padded=True)]

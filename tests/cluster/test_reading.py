@@ -60,6 +60,7 @@ def test_missing_rank_is_reported_and_fails_only_with_strict(tmp_path: Path) -> 
     assert [(one["rank"], one["status"]) for one in missing] == [(2, "absent"), (5, "failed")]
 
 
+@pytest.mark.slow
 def test_report_of_a_thousand_ranks_fits_50_lines(tmp_path: Path) -> None:
     run = write_summary(tmp_path / "run.cluster", Contents(tp=8, dp=16, pp=8, slow={137: 1.1}))
     text = uprof("cluster", "report", run).stdout

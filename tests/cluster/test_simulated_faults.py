@@ -53,7 +53,7 @@ HEALTHY = {
 }
 
 
-@pytest.mark.quick(cases=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HEALTHY)
 def test_healthy_run_has_no_finding(name: str, tmp_path: Path) -> None:
     found, _ = summary(HEALTHY[name], tmp_path)
@@ -200,6 +200,7 @@ FAULTS: dict[str, tuple[Any, ...]] = {
 QUICK = ("kernel_of_8",)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in FAULTS]
 )

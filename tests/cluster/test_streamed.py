@@ -38,6 +38,7 @@ def without_columns(rows: list[tuple[Any, ...]], *places: int) -> list[tuple[Any
     return [tuple(v for at, v in enumerate(row) if at not in places) for row in rows]
 
 
+@pytest.mark.slow
 def test_streamed_sums_equal_those_of_the_whole_run() -> None:
     whole, shorter = whole_and_streamed(partials_of(simulate(PLAN)))
     # Except exposed wait and bubble, which need single kernels.
@@ -83,6 +84,7 @@ def test_columns_of_first_steps_are_read_again_when_used() -> None:
     assert cut.operations == len(cut.communication["start"])
 
 
+@pytest.mark.slow
 def test_run_of_several_ranks_in_shared_memory_is_the_same() -> None:
     found = partials_of(simulate(PLAN))
     shared = SharedColumns()

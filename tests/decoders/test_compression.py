@@ -55,6 +55,7 @@ def content(tmp_path: Path) -> bytes:
     return write(tmp_path / "plain.json", events).read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("pack", "suffix"), PACKERS)
 @pytest.mark.parametrize("misnamed", [False, True])
 def test_every_format_is_read_under_any_name(
@@ -204,6 +205,7 @@ def test_zip_of_a_model_is_no_trace(tmp_path: Path) -> None:
 # ---- decompression bombs
 
 
+@pytest.mark.quick(cases=1)
 @pytest.mark.parametrize(("pack", "suffix"), PACKERS)
 def test_decompression_bomb_is_refused_in_bounded_memory(
     pack: Pack, suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -221,6 +223,7 @@ def test_decompression_bomb_is_refused_in_bounded_memory(
         tracemalloc.stop()
 
 
+@pytest.mark.slow
 def test_oversized_xz_dictionary_is_refused(tmp_path: Path) -> None:
     filters = [{"id": lzma.FILTER_LZMA2, "dict_size": 512 << 20}]
     path = tmp_path / "t.json.xz"

@@ -105,6 +105,7 @@ def rows(directory: Path, by: By) -> list[str]:
     return [row.name for row in found.breakdown(by).rows]
 
 
+@pytest.mark.slow
 def test_cell_is_measured_displayed_and_assigned(shell: Shell) -> None:
     shell.value(MODEL)
     assert shell.value(f"%%uprof --warmup 1 --iterations 2\n{TRAIN}") is True
@@ -152,6 +153,7 @@ def test_reports_name_the_measured_cell_and_hide_secrets(
     assert command_of(shell.variables["prof"])[:2] == ["edited.ipynb", "In [5]"]
 
 
+@pytest.mark.slow
 def test_line_numbers_start_at_the_measured_cell(shell: Shell) -> None:
     shell.value("import torch\nx = torch.ones(3)")
     shell.value("%%uprof -q --scope project\n\ny = x.exp()\nz = y.sin()")
@@ -184,6 +186,7 @@ def test_repeated_cell_leaves_nothing_of_the_first_run(shell: Shell, tmp_path: P
     assert not first.exists(), "the temporary directory is removed with its profile"
 
 
+@pytest.mark.slow
 def test_exception_has_no_uprof_frames(shell: Shell, capsys: pytest.CaptureFixture[str]) -> None:
     import torch
 
@@ -210,6 +213,7 @@ def test_cell_may_await(shell: Shell) -> None:
     assert shell.variables["prof"].summary.matched_iterations == 2
 
 
+@pytest.mark.slow
 def test_future_imports_stay_first(shell: Shell) -> None:
     shell.value(MODEL)
     cell = "%%uprof -q\nfrom __future__ import annotations\ndef f(x: Missing): pass\nstep()\n3"

@@ -128,6 +128,7 @@ def baselines(folder: Path) -> list[str]:
 # Sessions that do not use the plugin
 
 
+@pytest.mark.slow
 @pytest.mark.fresh_interpreter
 def test_plugin_import_is_light() -> None:
     code = f"import sys, {MODULE}; print([one for one in {HEAVY} if one in sys.modules])"
@@ -166,6 +167,7 @@ def test_iteration_time_excludes_waiting() -> None:
     assert found.iteration_ms == pytest.approx(6.05)
 
 
+@pytest.mark.slow
 @pytest.mark.fresh_interpreter
 def test_sessions_without_the_fixture_are_unaffected(pytester: pytest.Pytester) -> None:
     # Heavy packages cannot be imported there.
@@ -185,6 +187,7 @@ def test_sessions_without_the_fixture_are_unaffected(pytester: pytest.Pytester) 
     assert not (pytester.path / ".uprof").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.fresh_interpreter
 def test_older_pytest_ignores_the_plugin() -> None:
     code = f"import pytest; del pytest.StashKey; import {MODULE} as it; print(hasattr(it, 'uprof'))"
@@ -283,6 +286,7 @@ def test_options_are_checked_first(sessions: Sessions, arguments: list[str], mes
     result.stderr.fnmatch_lines([message])
 
 
+@pytest.mark.quick(cases=2)
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -332,6 +336,7 @@ def test_unchanged_step_passes_and_a_slower_step_fails(sessions: Sessions) -> No
     assert "above the limit" in (found["uprof.reason"] or "")
 
 
+@pytest.mark.slow
 def test_baseline_may_be_named_like_a_branch(sessions: Sessions, pytester: pytest.Pytester) -> None:
     pytester.mkdir("main")
     for name in ("feature/x", "main"):
@@ -446,6 +451,7 @@ def test_error_of_a_step_fails_its_test(sessions: Sessions) -> None:
     result.stdout.fnmatch_lines(["*ZeroDivisionError*"])
 
 
+@pytest.mark.slow
 def test_interrupted_session_saves_no_baseline(
     sessions: Sessions, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -528,6 +534,7 @@ def test_repeated_measurement_is_of_one_test_with_the_options_of_the_session(
     assert "uprof.iteration_ns" in (sessions.path / "one.xml").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_unusual_test_names_are_stored(sessions: Sessions, pytester: pytest.Pytester) -> None:
     package = pytester.mkpydir("package")
     (package / "test_names.py").write_text(

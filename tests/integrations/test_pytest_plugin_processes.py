@@ -106,6 +106,7 @@ def test_xdist_group_is_not_in_the_stored_name(pytester: pytest.Pytester, run_py
     assert name.endswith("::test_step@1")
 
 
+@pytest.mark.slow
 def test_xdist_suffix_is_removed_from_test_ids(pytester: pytest.Pytester) -> None:
     item = pytester.getitem(
         "import pytest\n@pytest.mark.parametrize('x', ['a@b'])\ndef test_step(x):\n    pass\n",

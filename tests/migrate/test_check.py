@@ -31,6 +31,7 @@ def problems_of(found: Check) -> list[tuple[str, int]]:
     return [(f.kind, f.count) for f in found.findings if f.is_problem]
 
 
+@pytest.mark.quick(cases=1)
 @pytest.mark.parametrize("revision", REVISIONS)
 def test_empty_database_of_every_revision_is_sound(tmp_path: Path, revision: str) -> None:
     create(tmp_path / "a.db", "msprof", revision)

@@ -92,6 +92,7 @@ def test_each_step_and_its_version_are_one_transaction() -> None:
         assert attached == ["main"]
 
 
+@pytest.mark.slow
 def test_frozen_text_equals_the_exporters_sources(shared: Path) -> None:
     folder = shared / "reference" / "msprof-schema"
     for number, revision in enumerate(REVISIONS):

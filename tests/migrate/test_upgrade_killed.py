@@ -103,6 +103,7 @@ def test_original_survives_a_kill_at_every_moment(tmp_path: Path) -> None:
     assert revisions == {OLD, LATEST}
 
 
+@pytest.mark.slow
 def test_upgrade_succeeds_after_a_killed_upgrade(tmp_path: Path) -> None:
     path = make_old(tmp_path / "report.db")
     status = status_of_child(lambda: upgrade_until(path, 4))
@@ -111,6 +112,7 @@ def test_upgrade_succeeds_after_a_killed_upgrade(tmp_path: Path) -> None:
     assert detect(path).revision == LATEST
 
 
+@pytest.mark.slow
 def test_concurrent_upgrades_of_one_file_upgrade_it_once(tmp_path: Path) -> None:
     path = make_old(tmp_path / "report.db")
     before = content(path)

@@ -31,7 +31,7 @@ ODD_COLUMNS = (
 ODD_VALUES = ("x'00ff'", "'text'", "-1", "1e300", "NULL", "9223372036854775807", "''", "0.5")
 
 
-@pytest.mark.quick(cases=4)
+@pytest.mark.quick(cases=1)
 @pytest.mark.parametrize("column", ODD_COLUMNS)
 @pytest.mark.parametrize("revision", [OLDEST, "1.0.0_20240711", MIDDLE])
 def test_columns_and_values_of_tools_are_kept(tmp_path: Path, revision: str, column: str) -> None:

@@ -109,6 +109,7 @@ def gpu_trace(path: Path) -> Path:
     return pipeline(path / "trace.json")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "layout", "database"),
     [

@@ -57,6 +57,7 @@ def partials(target: str) -> dict[str, int]:
     return {path.name: path.stat().st_mtime_ns for path in sorted(folder.iterdir())}
 
 
+@pytest.mark.slow
 def test_second_build_leaves_summary_and_partials_unchanged(run: Path, target: str) -> None:
     first = build([str(run)], target)
     assert (first.world_size, first.ranks_read, first.new, first.already) == (4, 4, 4, False)
@@ -405,6 +406,7 @@ def test_remote_inputs_are_built_into_a_remote_run(run: Path, storage_url: str) 
     assert (again.new, again.already) == (0, True)
 
 
+@pytest.mark.quick(cases=3)
 @pytest.mark.parametrize(
     ("words", "text"),
     [

@@ -117,6 +117,7 @@ def test_prof_goldens(tmp_path: Path, shared: Path) -> None:
         assert total(covered(tmp_path, path), "bytes") == raw_bytes(path)
 
 
+@pytest.mark.slow
 def test_ascend_pt_goldens(tmp_path: Path, shared: Path) -> None:
     archives = sorted((shared / "goldens" / "ascend_pt").rglob("*.tar.xz"))
     folders = [p for p in unpacked(tmp_path, archives) if any(p.glob("FRAMEWORK/*"))][:4]
@@ -145,6 +146,7 @@ def test_recorded_traces(tmp_path: Path, shared: Path) -> None:
 NSYS_WITHOUT_TABLE = ("SCHED_EVENTS", "COMPOSITE_EVENTS", "SAMPLING_CALLCHAINS", "OSRT_CALLCHAINS")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["h100_2gpu_1s", "mock"])
 def test_nsys_exports(tmp_path: Path, shared: Path, name: str) -> None:
     import lzma

@@ -93,6 +93,7 @@ def test_unknown_report_is_refused() -> None:
         pytest.fail("the block ran")
 
 
+@pytest.mark.slow
 def test_block_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)

@@ -53,6 +53,7 @@ _JOINED = (
 )
 
 
+@pytest.mark.slow
 def test_figures_of_an_h100_export_with_two_processes(conversion: dict[str, Conversion]) -> None:
     found = conversion["h100_2gpu_1s"]
     assert rows(found, _KINDS) == [
@@ -160,6 +161,7 @@ def test_commands_accept_converted_exports(
     assert timeline.stat().st_size > 1_000
 
 
+@pytest.mark.slow
 def test_report_separates_copies_from_compute(conversion: dict[str, Conversion]) -> None:
     database = str(conversion["h100_2gpu_1s"].database)
     result = CliRunner().invoke(app, ["report", database])

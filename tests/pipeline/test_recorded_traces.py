@@ -90,6 +90,7 @@ def test_tasks_equal_those_of_the_trace_to_the_nanosecond(recorded: Recorded) ->
     assert Counter(found) == expected
 
 
+@pytest.mark.slow
 def test_kernels_per_stream_equal_those_of_the_trace(recorded: Recorded) -> None:
     kernels = [e for e in recorded.events_of("kernel") if not is_nccl(e["name"])]
     found = recorded.rows(
@@ -220,6 +221,7 @@ def test_every_event_of_the_trace_is_in_a_table(recorded: Recorded) -> None:
     assert found == ({"sampled_trace"} if is_sample else set())
 
 
+@pytest.mark.quick(cases=1)
 def test_contract_of_other_readers_is_met(recorded: Recorded, shared: Path) -> None:
     result = python(str(shared / "tools" / "insight_contract.py"), str(recorded.report))
     complaints = [line for line in result.stdout.splitlines()[1:] if "file name" not in line]
@@ -240,6 +242,7 @@ HTA = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefix", HTA)
 def test_figures_of_hta_follow_from_the_report(prefix: str, shared: Path, tmp_path: Path) -> None:
     """HTA counts stream activity, waits included, by name patterns, without what the last step

@@ -100,6 +100,7 @@ def test_patterns_and_single_files_are_found(bucket: str) -> None:
     assert only.url.endswith("in/rank1.json.gz")
 
 
+@pytest.mark.slow
 def test_stamp_changes_with_the_content(s3: str) -> None:
     folder = StorageDirectory(f"{s3}/stamps/PROF_3/host")
     folder.write("a", b"1")

@@ -131,6 +131,7 @@ def test_recordings_of_every_source_are_found_at_any_depth(source: Source, tmp_p
     assert [name.startswith(f"rank{rank}_") for rank, name in enumerate(names)] == [True, True]
 
 
+@pytest.mark.quick(cases=1)
 @pytest.mark.parametrize("command", ["build", "import"])
 def test_build_and_import_accept_every_source(command: str, source: Source, tmp_path: Path) -> None:
     recording = MAKERS[source.kind](tmp_path)

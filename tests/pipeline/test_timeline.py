@@ -62,6 +62,7 @@ def rows(result: RunResult, sql: str) -> list[tuple[Any, ...]]:
         return opened.rows(sql)
 
 
+@pytest.mark.slow
 def test_measured_iterations_become_a_report(spec: RunSpec) -> None:
     result = run(CpuBackend(), spec)
     assert (result.exit_code, result.failure) == (0, None)

@@ -175,6 +175,7 @@ def unknown_keys(value: Any, schema: Any, shapes: dict[str, Any], path: str = ""
                 yield f"{path}.{key}"
 
 
+@pytest.mark.slow
 def test_unknown_keys_and_wrong_types_are_found() -> None:
     schema = contract.schema("report")
     row = dict.fromkeys(schema["$defs"]["BreakdownRow"]["properties"], None)
@@ -190,6 +191,7 @@ def test_unknown_keys_and_wrong_types_are_found() -> None:
     assert list(unknown_keys({"rows": [], "sum": 1}, total, schema["$defs"])) == [".sum"]
 
 
+@pytest.mark.quick(cases=1)
 @pytest.mark.parametrize("name", contract.DOCUMENTS)
 def test_schema_is_printed_and_valid(name: str) -> None:
     schema = json.loads(uprof("schema", name).stdout)

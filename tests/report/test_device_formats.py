@@ -28,6 +28,7 @@ def table(text: str) -> list[dict[str, str]]:
     return list(csv.DictReader(StringIO(text)))
 
 
+@pytest.mark.slow
 def test_every_format_has_its_extensions(sides: tuple[Path, Path], tmp_path: Path) -> None:
     (offered,) = (one for one in app.commands["diff"].params if one.name == "format_")
     choices = list(offered.to_info_dict()["type"]["choices"])

@@ -22,6 +22,7 @@ def uprof(*arguments: str | Path) -> Result:
     return CliRunner().invoke(app, ["diff", *map(str, arguments)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["text", "markdown", "json"])
 def test_different_devices_get_no_verdict(sides: tuple[Path, Path], form: str) -> None:
     shown = uprof(*sides, "--format", form, "--all")
@@ -32,6 +33,7 @@ def test_different_devices_get_no_verdict(sides: tuple[Path, Path], form: str) -
         assert "devices differ" in shown.stdout
 
 
+@pytest.mark.slow
 def test_device_without_a_name_is_reported(tmp_path: Path) -> None:
     named = recording(tmp_path / "a.db", model="AMD Instinct MI300X")
     bare = recording(tmp_path / "b.db", model=None)
@@ -42,6 +44,7 @@ def test_device_without_a_name_is_reported(tmp_path: Path) -> None:
     assert f"the device of base and new {message}" in uprof(bare, other).stdout
 
 
+@pytest.mark.slow
 def test_identical_recordings_are_reported_as_identical(tmp_path: Path) -> None:
     base, new = recording(tmp_path / "a.db", steps=6), recording(tmp_path / "b.db", steps=6)
     shown = uprof(base, new).stdout
@@ -52,6 +55,7 @@ def test_identical_recordings_are_reported_as_identical(tmp_path: Path) -> None:
     assert json.loads(uprof(base, new, "--json").stdout)["identical"] is True
 
 
+@pytest.mark.slow
 def test_identical_host_only_recordings_are_reported_as_identical(tmp_path: Path) -> None:
     paths = [tmp_path / "a.db", tmp_path / "b.db"]
     for path in paths:
@@ -78,6 +82,7 @@ def test_host_only_recording_is_not_compared_with_a_device_recording(tmp_path: P
         assert expected in str(refused.exception)
 
 
+@pytest.mark.slow
 def test_same_device_gets_a_verdict_for_its_steps(tmp_path: Path) -> None:
     """Steps last until the device is done, although the host needs 50 µs in both recordings."""
     programs: list[list[machine.Action]] = [
@@ -152,6 +157,7 @@ def test_row_names_the_calls_of_both_sides(tmp_path: Path) -> None:
     assert "linear x2 -> x1  " in uprof(base, new).stdout
 
 
+@pytest.mark.slow
 def test_names_of_any_length_and_content_stay_on_one_line(tmp_path: Path) -> None:
     odd = [
         Op("aten::linear", [("gemm" * 10_000, "aten::mm", 10)], "M\x1b[31m_0"),

@@ -31,7 +31,7 @@ def file(tmp_path: Path) -> bytes:
     return path
 
 
-@pytest.mark.quick(cases=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["text", "csv", "markdown", "html"])
 def test_report_with_any_file_name_is_printed_and_written(file: bytes, form: str) -> None:
     shown = command("report", file, "--format", form)

@@ -69,7 +69,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.quick(cases=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
 def test_every_format_names_the_damaged_rank(folder: Path, damage: Callable[[Path], None]) -> None:
     lost = folder / f"run_time_rank{DAMAGED}.sqlite"

@@ -127,6 +127,7 @@ def hostile_timeline(path: Path, lasted: int = 5) -> Path:
     return path
 
 
+@pytest.mark.quick(cases=5)
 @pytest.mark.parametrize(
     "make",
     [

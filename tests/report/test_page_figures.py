@@ -110,6 +110,7 @@ def test_page_data_equals_json(report: Path) -> None:
                 assert row.get("short") != row["name"]
 
 
+@pytest.mark.slow
 def test_other_formats_have_the_figures_of_json(report: Path) -> None:
     document = json.loads(produced(report, report_formats.produce_json))
     plain = produced(report, report_formats.produce_text)
@@ -133,6 +134,7 @@ def test_other_formats_have_the_figures_of_json(report: Path) -> None:
                     assert row[key] == ("" if same[key] is None else str(same[key])), key
 
 
+@pytest.mark.slow
 def test_no_format_prints_an_invalid_figure(report: Path) -> None:
     document = json.loads(produced(report, report_formats.produce_json))
     names = {
@@ -149,7 +151,7 @@ def test_no_format_prints_an_invalid_figure(report: Path) -> None:
         assert NO_FIGURE.search(printed) is None, produce.__name__
 
 
-@pytest.mark.quick(cases=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["cuda", "cuda-graph", "rocm", "cpu"])
 def test_gpu_recordings_have_no_ascend_terms(tmp_path: Path, shared: Path, name: str) -> None:
     path = RECORDINGS[name](tmp_path, lambda: shared)

@@ -39,7 +39,7 @@ def test_recorded_databases_give_every_format(shared: Path, tmp_path: Path, name
     produce_everything(path)
 
 
-@pytest.mark.quick(cases=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TRACES)
 def test_converted_traces_give_every_format(shared: Path, tmp_path: Path, name: str) -> None:
     path = tmp_path / "report.db"
@@ -65,6 +65,7 @@ def test_converted_traces_give_every_format(shared: Path, tmp_path: Path, name: 
     assert sorted(found) == expected
 
 
+@pytest.mark.slow
 def test_forward_and_backward_times_are_separated(shared: Path, tmp_path: Path) -> None:
     path = tmp_path / "report.db"
     convert(shared / "samples" / "kineto" / "nccl_parser_config__nccl_data.json.gz", path)

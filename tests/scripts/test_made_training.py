@@ -11,6 +11,7 @@ from unified_prof.explain.api import open_reports
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 
 
+@pytest.mark.slow
 def test_training_has_phases_and_launches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [str(SCRIPTS), *sys.path])
     made_training = importlib.import_module("made_training")

@@ -46,7 +46,7 @@ def compared(folder: Path, name: str, base: str) -> Compared:
     return Compared(there, back, (steps_ms[1] - steps_ms[0]) * NS_PER_MS)
 
 
-@pytest.mark.quick(cases=1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "base"), PLANTED)
 def test_the_fault_is_the_finding_that_changed_most(name: str, base: str, tmp_path: Path) -> None:
     there, back, change_ns = compared(tmp_path, name, base)
@@ -75,6 +75,7 @@ def test_the_headline_says_whether_a_finding_is_new(tmp_path: Path) -> None:
     assert "s/step is gone: " in gone
 
 
+@pytest.mark.slow
 def test_findings_without_a_cost_of_their_own_are_no_change(tmp_path: Path) -> None:
     both = {"tokens": 512, "python_us": 2000.0}
     limited, paths = Fault("ddp", both=both, model={"reduction": "at end"}), []

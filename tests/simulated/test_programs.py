@@ -19,13 +19,14 @@ PLANTED = [
 WITHOUT = [one for one in HOLDING if one[0] in HEALTHY]
 
 
-@pytest.mark.quick(cases=1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "base"), [*PLANTED, *WITHOUT])
 def test_findings_name_the_fault_and_its_gain(name: str, base: str) -> None:
     result = judge(name, base)
     assert not result.problems(), result
 
 
+@pytest.mark.slow
 def test_exposed_communication_is_named_even_if_the_host_limits_the_step(tmp_path: Path) -> None:
     both = {"tokens": 512, "python_us": 2000.0}
     machine, _ = run("ddp", Fault("ddp", both=both, model={"reduction": "at end"}))

@@ -202,6 +202,7 @@ def test_log_beside_the_target_of_a_link_is_read(tmp_path: Path) -> None:
     assert count_tasks(link) == [(3,)]
 
 
+@pytest.mark.slow
 def test_computed_value_of_a_gigabyte_is_refused(tmp_path: Path) -> None:
     huge = "CREATE TABLE big (a, b AS (hex(zeroblob(70000000))))"
     path = make(tmp_path / "report.db", LATEST, {}, huge, "INSERT INTO big VALUES (1)")
@@ -211,6 +212,7 @@ def test_computed_value_of_a_gigabyte_is_refused(tmp_path: Path) -> None:
         report.rows("SELECT b FROM big")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "expected"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)]
 )

@@ -53,6 +53,7 @@ def test_report_states_family_revision_and_tables(path: Path) -> None:
         assert not {"HBM", "UPROF_ANOMALIES", "TaskIndex"} & set(report.tables)
 
 
+@pytest.mark.quick(cases=2)
 @pytest.mark.parametrize("revision", REVISIONS[MSPROF])
 def test_every_revision_is_read_with_the_newest_names(path: Path, revision: str) -> None:
     """A distinct number in every column is read back under the newest name."""
@@ -333,7 +334,7 @@ def test_tables_become_data_frames_and_arrow_tables_exactly(path: Path) -> None:
     assert table.column("bandwidth").to_pylist() == [0.5, None]
 
 
-@pytest.mark.quick(cases=1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "revision"), SAMPLES)
 def test_real_databases_are_read_by_all_models(shared: Path, name: str, revision: str) -> None:
     path = shared / "samples" / "ascend" / name
@@ -364,6 +365,7 @@ def test_databases_without_a_known_revision_are_read_on_request(shared: Path, na
         assert report.rows("SELECT count(*) FROM TASK") == [(24,)]
 
 
+@pytest.mark.slow
 def test_opening_time_does_not_depend_on_the_file_size(path: Path) -> None:
     with ReportWriter(path) as writer:
         writer.write("TASK", {"startNs": np.arange(300_000)})

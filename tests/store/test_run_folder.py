@@ -50,6 +50,7 @@ def test_json_document_contains_all_ranks(tmp_path: Path) -> None:
     assert document["ranks"]["2"]["files"] == {"run-time": ["run_time_rank2.sqlite"]}
 
 
+@pytest.mark.slow
 def test_concurrent_ranks_lose_no_entry(tmp_path: Path) -> None:
     with ThreadPoolExecutor(16) as pool:
         list(pool.map(lambda rank: run_folder.note(tmp_path, rank_entry(rank, 16)), range(16)))

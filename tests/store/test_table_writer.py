@@ -88,6 +88,7 @@ KEYS: dict[str, list[NDArray[np.int64]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", KEYS)
 def test_keys_in_any_order_are_stored(tmp_path: Path, case: str) -> None:
     batches = [{"globalTaskId": keys, "opType": keys // 7} for keys in KEYS[case]]
@@ -216,6 +217,7 @@ def test_tables_with_other_keys_are_left_to_sqlite() -> None:
     assert left == {f"UPROF_{name}" for name in names.split()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [[np.nan] * 3, [0.5, np.nan, 0.0], [0.0, 1.0, np.nan]])
 @pytest.mark.parametrize("flags", [[0, 0, None], [1, None, None], [0, 1, 1], [0, 1, 200]])
 def test_values_without_bytes_beside_integers_of_many_sizes(

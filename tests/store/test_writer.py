@@ -94,7 +94,7 @@ def test_tables_have_the_declarations_of_their_revision(path: Path, revision: st
     )
 
 
-@pytest.mark.quick(cases=1)
+@pytest.mark.slow
 def test_no_value_is_stored_as_a_blob(path: Path) -> None:
     sizes = (1, 400, 1003)  # One row, one complete statement, statements and a rest.
     number = np.arange(sum(sizes), dtype=np.uint32) + 7
@@ -191,6 +191,7 @@ def test_written_values_are_read_back(
         assert found == [(a, b) for a, b, _ in expected]
 
 
+@pytest.mark.quick(cases=5)
 @pytest.mark.parametrize("text", ["", "a\0b", "\N{SNOWMAN}", "'\"%?", "x" * 5_000_000])
 def test_any_text_is_stored(path: Path, text: str) -> None:
     with ReportWriter(path) as report:

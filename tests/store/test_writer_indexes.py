@@ -43,6 +43,7 @@ BATCHES_OF_PAGES: dict[str, list[dict[str, Any]]] = {
 WRITTEN_AS_PAGES = ("in order", "in order, different widths", "ties out of order")
 
 
+@pytest.mark.quick(cases=6)
 @pytest.mark.parametrize("case", BATCHES_OF_PAGES)
 def test_task_index_is_complete_if_rows_become_pages(
     tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch

@@ -48,6 +48,7 @@ print(resident_kb("VmHWM") - before)
 """
 
 
+@pytest.mark.slow
 def test_full_disk_is_an_error_and_leaves_no_file(tmp_path: Path) -> None:
     target = tmp_path / "msprof.db"
     run = python("-c", FILL_THE_DISK, target)

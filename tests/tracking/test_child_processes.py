@@ -6,6 +6,7 @@ from tests.processes import python
 from tests.tracking.workloads import FORKS_TRAIN, LOOP, NET, Workload, in_backward, names
 
 
+@pytest.mark.slow
 def test_loader_workers_untracked(workload: Workload, capsys: pytest.CaptureFixture[str]) -> None:
     tracked = workload.track(
         NET

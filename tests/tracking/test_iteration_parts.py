@@ -172,6 +172,7 @@ def test_marks_of_many_reads_start_no_garbage_collection() -> None:
     waiting.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "read", ["int(loss)", "bool(loss > 0)", "[0][loss.long() * 0]", "loss.cpu()"]
 )

@@ -247,6 +247,7 @@ class Net(nn.Module):
 """
 
 
+@pytest.mark.slow
 def test_most_calls_need_no_walk(workload: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
     walks: list[str] = []
     walk = StackWalker.walk

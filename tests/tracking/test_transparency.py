@@ -102,6 +102,7 @@ def equal_tensors(one: Path, other: Path) -> bool:
     return all(a.dtype == b.dtype and torch.equal(a, b) for a, b in pairs)
 
 
+@pytest.mark.slow
 def test_training_script_computes_the_same_bits(workload: Workload) -> None:
     script = workload.write("main.py", MODEL + LOOP)
     run_untracked(script, "alone.pt")
@@ -110,6 +111,7 @@ def test_training_script_computes_the_same_bits(workload: Workload) -> None:
     assert equal_tensors(workload.folder / "alone.pt", workload.folder / "tracked.pt")
 
 
+@pytest.mark.slow
 def test_every_iteration_of_providers_computes_the_same_bits(workload: Workload) -> None:
     workload.write("main.py", MODEL + PROVIDERS.replace("{NAME}", "tracked"))
     workload.tracked(iterations=2)

@@ -95,6 +95,7 @@ def test_converted_recording_meets_the_requirements_of_readers(name: str, tmp_pa
     assert violations(report) == []
 
 
+@pytest.mark.quick(cases=1)
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [

@@ -102,7 +102,7 @@ SIZES: dict[str, Callable[[Random, int], Values]] = {
 }
 
 
-@pytest.mark.quick(cases=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("model", LENGTHS)
 def test_healthy_lengths_are_no_drift(model: str) -> None:
     for seed in range(20):
@@ -140,7 +140,7 @@ def test_the_first_slow_steps_and_those_after_a_longer_time_are_reported() -> No
     assert slow_steps(rows(lengths)) == [200, 400, 4500, 8000]
 
 
-@pytest.mark.quick(cases=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("model", SIZES)
 def test_healthy_memory_does_not_grow(model: str) -> None:
     for seed in range(20):
@@ -148,6 +148,7 @@ def test_healthy_memory_does_not_grow(model: str) -> None:
         assert found(rows(np.full(10_000, 50.0), sizes), chunk=100) == [], seed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["white noise of 5 %", "heavy-tailed"])
 @pytest.mark.parametrize("begin", [240, 1000])
 def test_a_drift_of_10_percent_is_found_within_300_steps(model: str, begin: int) -> None:
@@ -161,6 +162,7 @@ def test_a_drift_of_10_percent_is_found_within_300_steps(model: str, begin: int)
     assert first.kind == "drift"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["white noise of 5 %", "heavy-tailed"])
 @pytest.mark.parametrize("begin", [240, 2005])
 def test_a_jump_of_20_percent_is_found_within_100_steps(model: str, begin: int) -> None:

@@ -84,6 +84,7 @@ def test_figures_agree_with_sql_and_statistics_of_the_standard_library(tmp_path:
 parts = st.integers(0, 30 * MS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @given(rows=st.lists(st.tuples(*[parts] * 6, st.booleans()), min_size=1, max_size=60))
 def test_parts_add_up_for_any_steps(

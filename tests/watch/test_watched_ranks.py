@@ -47,6 +47,7 @@ def is_named(finding: tuple[str, tuple[int, ...], int, str], job: Job) -> bool:
 
 
 # Without optimizer, the exchange of gradients ends where the next step starts.
+@pytest.mark.quick(cases=4)
 @pytest.mark.parametrize(("part", "optimizer_ms"), [*((one, 2.0) for one in KINDS), ("data", 0.0)])
 def test_rank_part_and_onset_of_a_fault_are_named(
     tmp_path: Path, part: str, optimizer_ms: float
@@ -61,12 +62,14 @@ def test_rank_part_and_onset_of_a_fault_are_named(
     assert "rising" not in text
 
 
+@pytest.mark.slow
 def test_healthy_ranks_and_slow_backward_passes_have_no_finding(tmp_path: Path) -> None:
     assert examine(Job().write(tmp_path / "healthy"))[0] == []
     unknowable = Job(rank=3, part="backward", extra_ms=5)
     assert examine(unknowable.write(tmp_path / "backward"))[0] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 8])
 def test_waits_in_the_forward_pass_are_not_its_work(tmp_path: Path, ranks: int) -> None:
     job = Job(ranks=ranks, rank=1, part="data", extra_ms=4, waits_in="forward")
@@ -74,6 +77,7 @@ def test_waits_in_the_forward_pass_are_not_its_work(tmp_path: Path, ranks: int) 
     assert is_named(finding, job)
 
 
+@pytest.mark.slow
 def test_ranks_may_mark_every_second_or_fourth_step(tmp_path: Path) -> None:
     job = Job(rank=3, extra_ms=3, steps=400)
     job.write(tmp_path)

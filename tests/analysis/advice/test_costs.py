@@ -44,6 +44,7 @@ ACTIONS = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(st.lists(ACTIONS, min_size=15, max_size=40))
 def test_costs_never_add_up_to_more_than_the_joint_gain(step: list[Action]) -> None:

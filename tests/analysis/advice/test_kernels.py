@@ -296,11 +296,13 @@ def test_unfused_optimizer_costs_its_kernels_if_the_host_is_ahead(tmp_path: Path
     assert "host-bound" not in finding.text
 
 
+@pytest.mark.slow
 def test_fused_optimizer_is_no_finding_if_the_host_is_ahead(tmp_path: Path) -> None:
     path = write_queued_optimizer(tmp_path / "run.db", name="multi_tensor_apply_kernel")
     assert "unfused_optimizer" not in findings_by_kind(path)
 
 
+@pytest.mark.slow
 def test_fills_of_zero_grad_are_no_unfused_optimizer(tmp_path: Path) -> None:
     path = write_queued_optimizer(tmp_path / "run.db", name="FillFunctor", operation="aten::zero_")
     assert "unfused_optimizer" not in findings_by_kind(path)

@@ -140,6 +140,7 @@ def test_other_repetitions_are_no_parameter_loop(tmp_path: Path, operations: lis
     assert "parameter_loop" not in findings_of(tmp_path / "run.db", operations)
 
 
+@pytest.mark.quick(cases=2)
 @pytest.mark.parametrize(
     ("names", "runs", "around", "is_loop"),
     [

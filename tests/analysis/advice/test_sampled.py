@@ -15,7 +15,7 @@ from unified_prof.report.report_document import anomaly_warnings
 OPERATIONS = 20_000
 
 
-@pytest.mark.parametrize("every", [1, 50])
+@pytest.mark.parametrize("every", [50, pytest.param(1, marks=pytest.mark.slow)])
 def test_only_the_sample_is_a_finding(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], every: int
 ) -> None:

@@ -65,7 +65,7 @@ def test_values_are_times_of_the_clock_that_the_gate_compares() -> None:
     assert found.points[0].value == pytest.approx(np.median(total) / 2)
 
 
-@pytest.mark.quick(cases=2)
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(10))
 def test_noise_is_not_marked_as_a_change(seed: int) -> None:
     assert not any(kinds(history(versions_at([10] * 20, noise=0.03, seed=seed), TOTAL, Limits())))

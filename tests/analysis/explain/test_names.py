@@ -106,6 +106,7 @@ class Trace(msgspec.Struct):
     traceEvents: list[Event]  # noqa: N815
 
 
+@pytest.mark.slow
 def test_all_runtime_calls_and_nearly_all_kernels_of_samples_are_known(shared: Path) -> None:
     kernels, calls = set(), set()
     decoder = msgspec.json.Decoder(Trace, strict=False)
@@ -197,6 +198,7 @@ def registered() -> dict[str, set[str]]:
     return tags
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tag", "expected"),
     [("pointwise", ELEMENT_WISE), ("reduction", REDUCTION), ("view_copy", CAST)],

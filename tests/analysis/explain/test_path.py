@@ -222,6 +222,7 @@ def test_host_clock_that_is_ahead_is_corrected(tmp_path: Path) -> None:
         assert not len(scheduled.schedule.dropped)
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(programs(), st.booleans(), st.booleans())
 def test_path_covers_each_nanosecond_of_a_step_once(
@@ -295,6 +296,7 @@ SAMPLES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SAMPLES)
 def test_path_of_real_recordings_covers_the_step(shared: Path, name: str) -> None:
     found = breakdown_of(shared / "samples" / "ascend" / name, "path")

@@ -277,6 +277,7 @@ def test_estimate_for_a_faster_kernel_equals_the_simulation_with_noise(
     check_estimate(program, change, noise)
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(programs(), st.sampled_from((1.5, 4.0)))
 def test_estimate_for_a_faster_host_is_simulated(program: list[Action], factor: float) -> None:
@@ -289,6 +290,7 @@ def test_estimate_for_a_faster_host_is_simulated(program: list[Action], factor: 
     assert abs(found.gain_ns - real) <= 0.01 * found.before_ns + launches * machine.CALL_NS
 
 
+@pytest.mark.slow
 @settings(max_examples=10, deadline=None)
 @given(programs())
 def test_unchanged_schedule_reproduces_the_recorded_times(program: list[Action]) -> None:

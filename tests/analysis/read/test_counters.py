@@ -49,6 +49,7 @@ def test_peak_memory_is_that_of_the_allocator(tmp_path: Path, records: Records, 
     assert summary_of(path).totals.peak_bytes == peak
 
 
+@pytest.mark.slow
 def test_peak_memory_of_real_recordings_equals_torchs_peak(shared: Path) -> None:
     """Two ranks with the same model have the same peak; sums with GE would differ."""
     level1 = shared / "samples" / "ascend" / "level1"

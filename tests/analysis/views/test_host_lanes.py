@@ -192,6 +192,7 @@ def write_many_ranges(path: Path, count: int) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_middle_part_is_complete_and_the_longest_ranges_are_kept_if_ranges_exceed_the_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

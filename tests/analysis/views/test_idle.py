@@ -256,6 +256,7 @@ def test_idle_reasons_are_computed_per_device(tmp_path: Path) -> None:
     assert total == sum(devices.values())
 
 
+@pytest.mark.slow
 def test_idle_reasons_add_up_for_random_recordings(tmp_path: Path) -> None:
     generator = np.random.default_rng(7)
 

@@ -113,6 +113,7 @@ def assert_equal(alone: RowSink, divided: RowSink) -> None:
     assert (divided.anomalies, divided.details) == (alone.anomalies, alone.details)
 
 
+@pytest.mark.slow
 def test_two_processes_read_the_same_rows(added: list[bool], tmp_path: Path) -> None:
     path = write(tmp_path / "trace.json", events(), deviceProperties=[{"id": 0, "name": "X"}])
     alone, divided = both(path)
@@ -130,6 +131,7 @@ def test_two_processes_read_the_rows_of_recorded_traces(added: list[bool], share
     assert added == [True] * len(traces)
 
 
+@pytest.mark.slow
 def test_compressed_trace_is_divided(added: list[bool], tmp_path: Path) -> None:
     path = write(tmp_path / "trace.json", events())
     packed = tmp_path / "trace.json.gz"
@@ -168,6 +170,7 @@ def long_ids(among: list[Event]) -> list[Event]:
     return [event | {"tid": 1 << 40} for event in among]
 
 
+@pytest.mark.quick(cases=1)
 @pytest.mark.parametrize("change", [begin_and_end, merged, long_ids])
 def test_half_that_depends_on_the_first_is_read_by_one_process(
     change: Callable[[list[Event]], list[Event]], added: list[bool], tmp_path: Path

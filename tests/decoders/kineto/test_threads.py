@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.decoders.kineto.builders import PID, TID, decode_events, operation
 from unified_prof.pipeline.convert import convert
 
@@ -28,6 +30,7 @@ def test_label_matches_its_thread_in_any_spelling(tmp_path: Path) -> None:
     assert sink.rows("UPROF_THREADS", "processName", "threadName") == [("p", "main")]
 
 
+@pytest.mark.slow
 def test_v100_trace_with_text_thread_ids_is_imported(shared: Path, tmp_path: Path) -> None:
     trace = shared / "samples" / "kineto" / "v100_resnet50_text_tid.json.gz"
     conversion = convert(trace, tmp_path / "r.db")

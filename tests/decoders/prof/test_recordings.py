@@ -42,6 +42,7 @@ def check_tables(recording: Recording) -> MemorySink:
     return sink
 
 
+@pytest.mark.quick(cases=5)
 @pytest.mark.parametrize("layout_version", ["1.0", "2.0"])
 @pytest.mark.parametrize(
     ("platform", "pmu"),

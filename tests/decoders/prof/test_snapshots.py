@@ -7,6 +7,7 @@ import pytest
 from tests.decoders.prof import snapshots
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(snapshots.RECIPES))
 def test_database_of_a_frozen_recording_equals_its_text(name: str, tmp_path: Path) -> None:
     assert (snapshots.FOLDER / f"{name}.tar.xz").stat().st_size < 8_000

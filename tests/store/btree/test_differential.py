@@ -173,6 +173,7 @@ def cells_by_sqlite(path: Path, **asked: Any) -> str:
         return cells(path, **asked)
 
 
+@pytest.mark.slow
 @given(st.integers(0, 2**32))
 @settings(max_examples=150, deadline=None)
 def test_any_database_gives_the_rows_of_sqlite(seed: int) -> None:

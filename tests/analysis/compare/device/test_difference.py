@@ -180,6 +180,7 @@ def test_side_without_host_rows_is_compared_by_class_and_kernel_kind(tmp_path: P
     assert any("neither side has framework" in warning for warning in gpu.warnings)
 
 
+@pytest.mark.slow
 def test_kernels_without_operation_are_one_row_per_class(tmp_path: Path) -> None:
     graph = [Op("", [(f"Cijk_gemm_{n}", f"Cijk_gemm_{n}", 10)]) for n in range(5)]
     base = recording(tmp_path / "a.db", graph, model="AMD MI300X", host=False)
@@ -198,6 +199,7 @@ def test_recording_with_four_devices_is_compared_per_device(tmp_path: Path) -> N
     assert {found.change_ns(row) for row in found.operations} == {0.0}
 
 
+@pytest.mark.slow
 def test_ranks_of_a_directory_are_one_side(tmp_path: Path) -> None:
     for side in ("base", "new"):
         (tmp_path / side).mkdir()
@@ -211,6 +213,7 @@ def test_ranks_of_a_directory_are_one_side(tmp_path: Path) -> None:
     assert times(found, by_name(found)["matmul", "linear"]) == (200, 300)
 
 
+@pytest.mark.slow
 def test_ranks_without_steps_are_left_out_if_others_have_steps(tmp_path: Path) -> None:
     for side in ("base", "new"):
         (tmp_path / side).mkdir()
@@ -232,6 +235,7 @@ def test_recording_without_device_tasks_has_no_device_difference(tmp_path: Path)
         unified_prof.diff(empty, tmp_path / "b.db")
 
 
+@pytest.mark.slow
 def test_equal_recordings_are_identical_and_a_changed_one_is_not(tmp_path: Path) -> None:
     base, new = recording(tmp_path / "a.db"), recording(tmp_path / "b.db")
     assert compared(base, new).identical
@@ -266,6 +270,7 @@ OPERATIONS = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(OPERATIONS, OPERATIONS, st.integers(1, 3), st.booleans(), st.booleans(), st.integers(1, 2))
 def test_rows_add_up_to_the_work_of_both_sides_for_random_operations(

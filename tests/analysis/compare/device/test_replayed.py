@@ -73,6 +73,7 @@ def test_launches_that_match_no_capture_warn(base: Path, new: Path, tmp_path: Pa
     assert any("new.db" in one and "3 launches" in one for one in found.warnings), found.warnings
 
 
+@pytest.mark.slow
 def test_diff_command_attributes_replays_to_lines(base: Path, new: Path, captured: Path) -> None:
     with_both = uprof("diff", base, new, "--with", captured, "--by", "line").stdout
     assert "net.py:9" in with_both

@@ -80,6 +80,7 @@ def test_attention_of_odd_shapes_is_refused(keys: tuple[int, ...], values: tuple
 # Convolutions
 
 
+@pytest.mark.slow
 @given(
     spatial=st.integers(1, 3),
     groups=st.sampled_from([1, 2, 3]),
@@ -303,6 +304,7 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.quick(cases=7)
 @pytest.mark.parametrize("programs", PROGRAMS.values(), ids=PROGRAMS)
 @given(n=SIZE, m=SIZE, is_double=st.booleans(), is_expanded=st.booleans())
 @settings(max_examples=16, deadline=None)

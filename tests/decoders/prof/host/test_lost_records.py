@@ -44,7 +44,7 @@ def drop(path: Path, kind: str, share: float = 0.15) -> int:
     return dropped
 
 
-@pytest.mark.quick(cases=2)
+@pytest.mark.slow
 @pytest.mark.parametrize("platform", [1, 4, 5, 7, 15])
 def test_complete_recordings_lack_no_records(tmp_path: Path, platform: int) -> None:
     recipe = replace(RECIPE, platform=platform, devices=(0, 1))

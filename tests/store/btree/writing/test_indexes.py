@@ -85,6 +85,7 @@ def test_index_of_any_number_of_pages_is_valid(tmp_path: Path, page_bytes: int, 
         assert count > 1
 
 
+@pytest.mark.quick(cases=43)
 @pytest.mark.parametrize("count", range(1, 120))
 def test_index_with_any_fill_of_its_last_page_is_valid(tmp_path: Path, count: int) -> None:
     path = tmp_path / "t.db"

@@ -177,6 +177,7 @@ def test_any_ascending_row_ids_read_back(keys: set[int], page_bytes: int) -> Non
     check_blocks(["INTEGER"], [([rowids[::-1].copy()], rowids)], page_bytes)
 
 
+@pytest.mark.quick(cases=1)
 @pytest.mark.parametrize("page_bytes", PAGE_SIZES)
 @pytest.mark.parametrize(
     "rows", [1, 2, 49, 50, 51, 4999, pytest.param(20_000, marks=pytest.mark.slow)]
@@ -197,6 +198,7 @@ def test_blocks_of_any_size_read_back(sizes: list[int]) -> None:
     check_blocks(["INTEGER", "TEXT"], blocks, 512)
 
 
+@pytest.mark.quick(cases=51)
 @pytest.mark.parametrize(
     "value", [*EXTREMES, None, 0, 1, -1, 0.5, float("nan"), -0.0, 3.0, 2.0**63]
 )
@@ -207,6 +209,7 @@ def test_constant_columns_of_any_type_read_back(value: float | None, kind: str) 
     check_blocks([kind, kind], blocks)
 
 
+@pytest.mark.quick(cases=1)
 @pytest.mark.parametrize("page_bytes", PAGE_SIZES)
 def test_long_texts_continue_in_overflow_pages(page_bytes: int) -> None:
     around = [page_bytes * k + more for k in (1, 2, 3) for more in range(-50, 20, 3)]
