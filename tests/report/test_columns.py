@@ -92,16 +92,19 @@ def test_reason_for_an_unknown_limit_is_wrapped_and_not_cut() -> None:
     assert " ".join(line[at:].strip() for line in lines[1:]) == reason
 
 
-@pytest.mark.parametrize("by", ["path", "operation"])
-def test_rows_of_one_name_keep_what_tells_them_apart(by: By) -> None:
+def test_rows_of_one_name_keep_what_tells_them_apart() -> None:
     extra = {"per_step_ns": MS, "min_ns": MS, "max_ns": MS, "off_path_ns": MS, "slack_ns": MS}
     more: dict[str, Any] = {"forward_ns": MS, "backward_ns": MS, "allocated_bytes": 1024}
     rows = [
         row("aten::to", "host work, main.py:377", extra, **more),
         row("aten::to", "synchronizing call, main.py:377", extra, **more),
     ]
-    found = headings(by, rows, 80)
-    assert found[-1] == ("what" if by == "path" else "line")
+    breakdown = Breakdown("path", tuple(rows), None, None)
+    for width in (80, 120):
+        lines = shown(breakdown_columns(Selection(breakdown, tuple(rows))), width)
+        assert ["host work" in lines[-2], "synchronizing call" in lines[-1]] == [True, True]
+    assert lines[-1].endswith("main.py:377")
+    assert headings("operation", rows, 80)[-1] == "line"
 
 
 def test_allocated_memory_is_left_out_before_average_and_line() -> None:

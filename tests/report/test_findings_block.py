@@ -43,7 +43,7 @@ def test_idle_device_is_named_before_findings_without_a_saving(tmp_path: Path) -
     assert lines[3].startswith("-  full precision: ")
     advice = uprof("advise", tmp_path / "run.db").stdout
     assert advice.index("the device is idle 85.7 % of the time: it ran 3 tasks\n") > 0
-    assert advice.index("85.7 %") < advice.index("1. full_precision")
+    assert advice.index("85.7 %") < advice.index("1. full precision [full_precision]: ")
 
 
 @pytest.mark.parametrize(("pause", "is_first"), [(5_500 * US, True), (4_500 * US, False)])

@@ -105,6 +105,22 @@ def test_counter_units_are_added_where_names_have_none() -> None:
     assert found == {"aic_mac_ratio": "share of 1", "aic_total_cycles": "cycles"}
 
 
+@pytest.mark.parametrize(("devices", "end"), [(1, 800), (2, 350)])
+def test_steps_of_the_timeline_are_those_of_the_table(
+    tmp_path: Path, devices: int, end: int
+) -> None:
+    """The only device ends the step 450 ns after the host; with two, the host is shown."""
+    with Device(tmp_path / "msprof_1.db") as device:
+        device.step(7, 50, 450)
+        for number in range(devices):
+            device.task(100, 200, kernel=("mm", "MatMul"), device=number)
+            device.task(400, 900, kernel=("mm", "MatMul"), device=number)
+    (report,) = data_of(tmp_path / "msprof_1.db")
+    assert report["steps"] == [{"name": "7", "start_ns": -50, "end_ns": end}]
+    (row,) = report["figures"]["breakdowns"]["step"]["rows"]
+    assert row["total_ns"] == 850
+
+
 def test_steps_are_relative_to_the_start_of_the_timeline(tmp_path: Path) -> None:
     with Device(tmp_path / "msprof_1.db") as device:
         device.task(100, 200, kernel=("mm", "MatMul"))

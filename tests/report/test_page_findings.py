@@ -22,7 +22,7 @@ def test_finding_has_saving_advice_and_linked_evidence(window: Browser, tmp_path
     cost, share, title, text = row.split("\n")[:4]
     assert cost == "3.96 ms"
     assert share == "79.8 % of the recorded time, certain"
-    assert title == "host-bound"
+    assert title == "host-bound [host_bound]"
     assert text.startswith("the device is idle 80\u00a0% of the time")
     assert "saves" not in text
     assert "Try: " in row
@@ -39,6 +39,24 @@ def test_kernels_of_evidence_are_found_by_full_names(window: Browser, tmp_path: 
     short = "elementwise_kernel<...direct_copy_kernel_cuda>"
     assert window.run(f"{button} return b.textContent") == short
     assert window.run(f"{button} b.click(); return document.getElementById('find').value") == symbol
+
+
+def test_sums_of_a_sampled_trace_have_a_caveat(window: Browser, tmp_path: Path) -> None:
+    detail = "10 of more than 100 operations are in the file"
+    with Device(tmp_path / "run.db") as device:
+        device.step(1, 0, 1000)
+        device.step(2, 1000, 2000)
+        for start in (100, 1100):
+            device.task(start, start + 500, kernel=("mm", "MatMul"))
+        device.writer.anomaly("sampled_trace", 90, detail)
+    window.open(write_page(tmp_path / "run.db"))
+    shown = window.run(
+        "return [...document.querySelectorAll('.sampled')]"
+        ".map((one) => [one.parentElement.id, one.textContent])"
+    )
+    text = f"sampled trace{detail}: idle time and sums are not those of the program."
+    places = ["content", "split", "steps", "icicle", "table"]
+    assert shown == [[place, text] for place in places]
 
 
 def test_page_without_findings_says_so(window: Browser, tmp_path: Path) -> None:

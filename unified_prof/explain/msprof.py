@@ -140,9 +140,14 @@ class MsprofAnalysis(Analysis):
             )
         )
 
-    def step_spans(self) -> tuple[tuple[str, int, int], ...]:
-        """Return name, begin and end of each recorded step on the host."""
-        return tuple(self.recording.steps)
+    def step_spans(self, *, on_device: bool = False) -> tuple[tuple[str, int, int], ...]:
+        """Return name, begin and end of each step on the host, or on the device if there is one."""
+        steps = self.recording.steps
+        if on_device and len(windows := self.recording.step_windows) == 1:
+            ((begin, end),) = ((one.start_ns, one.end_ns) for one in windows.values())
+            names = (name for name, *_ in steps)
+            return tuple(zip(names, begin.tolist(), end.tolist(), strict=True))
+        return tuple(steps)
 
     def step_traces(self) -> tuple[StepTrace, ...]:
         """Return the steps as torch_npu counts them."""

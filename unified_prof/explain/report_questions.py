@@ -93,8 +93,11 @@ class Analysis(ABC):
         """Return the measured iterations or recorded steps in order, if any."""
         return ()
 
-    def step_spans(self) -> tuple[tuple[str, int, int], ...]:
-        """Return name, begin and end of each recorded step in order, Unix time in ns."""
+    def step_spans(self, *, on_device: bool = False) -> tuple[tuple[str, int, int], ...]:
+        """Return name, begin and end of each recorded step in order, Unix time in ns.
+
+        Times are those of the host; if `on_device` and there is one device, those of the device.
+        """
         return ()
 
     def step_traces(self) -> tuple[StepTrace, ...]:

@@ -63,7 +63,7 @@ class DeviceWork:
 
     def __init__(self, tasks: Tasks, comms: Collectives, device: int | None = None) -> None:
         """Store the task tables; if `device` is None, there is only one device."""
-        self._tasks, self._device = tasks, device
+        self._tasks, self.number = tasks, device
         here: Any = slice(None) if device is None else comms.device == device
         self._parts = comms.in_parts(device)
         self._whole = intervals.merge(comms.start_ns[here], comms.end_ns[here])
@@ -71,15 +71,15 @@ class DeviceWork:
     @cached_property
     def tasks(self) -> int:
         """Number of tasks, including waits."""
-        if self._device is None:
+        if self.number is None:
             return len(self._tasks)
         devices = self._tasks.packed["device"].blocks()
-        return sum(int((device == self._device).sum()) for device in devices)
+        return sum(int((device == self.number).sum()) for device in devices)
 
     def time_slices(self) -> Iterator[TimeSlice]:
         """Yield consecutive time segments that together cover all tasks."""
         sweep = Sweep(self._whole, parts=self._parts)
-        for rows in self._tasks.in_time(self._device):
+        for rows in self._tasks.in_time(self.number):
             yield sweep.take(rows.kind, rows.start_ns, rows.end_ns, rows.until_ns)
         yield sweep.rest()
 
@@ -248,16 +248,18 @@ def step_rows(
     devices: Mapping[str, DeviceWork],
     windows: Mapping[str, StepWindows],
 ) -> list[Row]:
-    """Return one row per step, with what runs in its time on each device.
+    """Return one row per step, with what runs in its time on the device that takes longest.
 
     Tasks of another step count, too, so that compute, exposed communication, exposed copies and
-    idle time add up to the length of the step.
+    idle time add up to the length of the step. Of equally long devices, the busiest counts.
     """
+    longest = [(-1, 0)] * len(steps)
     extras: list[dict[str, int | None]] = [{} for _ in steps]
     for name, whole in devices.items():
         within = IntervalSet(windows[name].start_ns, windows[name].end_ns)
+        lengths = within.end_ns - within.start_ns
         sums = {figure: np.zeros(len(steps), np.int64) for figure in _STEP_FIGURES}
-        sums["idle_ns"] += within.end_ns - within.start_ns
+        sums["idle_ns"] += lengths
         for time_slice in whole.time_slices():
             compute, communication = time_slice.compute, time_slice.communication
             overlap = intervals.intersect(compute, communication)
@@ -266,35 +268,42 @@ def step_rows(
                 start, end, _, step = intervals.overlaps(part, within)
                 sign = -1 if figure == "idle_ns" else 1
                 np.add.at(sums[figure], step, sign * (end - start))
+        exposed = sums["communication_ns"] - sums["overlap_ns"]
+        copies = lengths - sums["idle_ns"] - sums["compute_ns"] - exposed
+        sums |= {"exposed_communication_ns": exposed, "exposed_copies_ns": copies}
         unknown = _OF_COMMUNICATION if whole.time(name).communication_ns is None else ()
-        for figure, lengths in sums.items():
-            for extra, length_ns in zip(extras, lengths.tolist(), strict=True):
-                known = extra.setdefault(figure, None)
-                if figure not in unknown:
-                    extra[figure] = (known or 0) + length_ns
+        for at, rank in enumerate(zip(lengths.tolist(), (-sums["idle_ns"]).tolist(), strict=True)):
+            if rank > longest[at]:
+                longest[at] = rank
+                extras[at] = {
+                    figure: None if figure in unknown else int(sums[figure][at])
+                    for figure in (*_STEP_PARTS, *_STEP_FIGURES)
+                }
+                if whole.number is not None:
+                    extras[at]["device"] = whole.number
     return [
         Row(name=name, kind="step", count=1, total_ns=length_ns, extra=extra)
         for (name, _, _), length_ns, extra in zip(steps, lengths_ns, extras, strict=True)
     ]
 
 
-_OF_COMMUNICATION = ("communication_ns", "overlap_ns")
-_STEP_FIGURES = ("compute_ns", *_OF_COMMUNICATION, "copy_ns", "idle_ns")
+_OF_COMMUNICATION = ("communication_ns", "overlap_ns", "exposed_communication_ns")
+_STEP_PARTS = ("compute_ns", "exposed_communication_ns", "exposed_copies_ns", "idle_ns")
+_STEP_FIGURES = ("compute_ns", "communication_ns", "overlap_ns", "copy_ns", "idle_ns")
 
 
 def with_vendor(rows: list[Row], traces: Iterable[StepTrace]) -> list[Row]:
-    """Return step rows with the vendor's figures added, summed over devices.
+    """Return step rows with the vendor's figures added, of the device of the row.
 
     Steps that the vendor's analysis leaves out have no such figures.
     """
-    sums: dict[str | None, dict[str, int | None]] = {}
+    found: dict[tuple[str | None, float | None], dict[str, int | None]] = {}
     for trace in traces:
-        known = sums.setdefault(trace.step, {})
-        for figure in ("free_ns", "stage_ns", "preparing_ns", "bubble_ns"):
-            name = f"vendor_{figure}"
-            known[name] = (known.get(name) or 0) + getattr(trace, figure)
+        figures = ("free_ns", "stage_ns", "preparing_ns", "bubble_ns")
+        values = {f"vendor_{figure}": getattr(trace, figure) for figure in figures}
+        found[trace.step, trace.device_id] = found[trace.step, None] = values
     return [
-        replace(row, extra={**row.extra, **sums[row.name]}) if row.name in sums else row
+        replace(row, extra={**row.extra, **found.get((row.name, row.extra.get("device")), {})})
         for row in rows
     ]
 

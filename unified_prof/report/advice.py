@@ -30,6 +30,8 @@ _NO_FINDINGS, _NOTHING_ANALYZED = "no findings", "nothing analyzed: no rule has 
 # Minimum ratio of the joint saving to the sum of the findings for it to be explained.
 _MORE_TOGETHER = 1.05
 _OF_STEPS = ("slow_steps", "steps_grow", "kernels_slow_down")  # Findings about single steps.
+# Beginning of a text that is its title, as in `findingRow` of page/main.js.
+_TITLE = re.compile(r"([a-z][\w -]{2,30}): (.*)", re.DOTALL)
 _BYTES = re.compile(r"(?<![\w.])(\d[\d,]*) bytes\b")
 
 
@@ -156,8 +158,9 @@ def add_advice(
     elif said:
         document.line("; ".join(said))
     for place, found in enumerate(advice.findings[:top], start=1):
-        document.heading(f"{place}. {_heading(found, advice)}")
-        document.line(f"   {found.text}")
+        title, text = _split_title(found)
+        document.heading(f"{place}. {title}: {_cost(found, advice)}{found.sure}")
+        document.line(f"   {text}")
         if found.advice:
             document.line(f"   try: {found.advice}")
         if found.evidence:
@@ -191,11 +194,17 @@ def _analyzed_part(advice: Advice) -> str:
     )
 
 
-def _heading(found: Finding, advice: Advice) -> str:
-    cost = ""
-    if found.cost_ms_per_step:
-        cost = f"{names.format_duration(found.cost_ms_per_step * 1e6)}{_unit(advice)}, "
-    return f"{found.kind}: {cost}{found.sure}"
+def _split_title(found: Finding) -> tuple[str, str]:
+    """Return the title of a finding, with its id if they differ, and the text below it."""
+    match = _TITLE.fullmatch(found.text)
+    title, text = match.groups() if match else (found.kind.replace("_", " "), found.text)
+    return title if title == found.kind else f"{title} [{found.kind}]", text
+
+
+def _cost(found: Finding, advice: Advice) -> str:
+    if not found.cost_ms_per_step:
+        return ""
+    return f"{names.format_duration(found.cost_ms_per_step * 1e6)}{_unit(advice)}, "
 
 
 def _unit(advice: Advice) -> str:

@@ -72,13 +72,19 @@ def _slowest_group(row: GroupRow) -> str:
     return format_ranges(row.slowest_group.ranks, most=3) if row.slowest_group else "-"
 
 
+def _collective_ns(row: GroupRow) -> float | None:
+    """Return the time of collectives per step, by which rows are ordered."""
+    return None if row.transfer_ns is None else row.transfer_ns + (row.wait_ns or 0)
+
+
 _GROUP_FIGURES: tuple[Figure[GroupRow], ...] = (
     ("group", cluster_document.group_label, neutral, 10),
     ("collective", lambda row: row.kind, neutral, 10),
     ("size", lambda row: row.bytes, names.format_size, 10),
     ("per step", lambda row: row.per_step, "{:,.3g}".format, 6),
-    ("transfer", lambda row: row.transfer_ns, duration, 10),
-    ("waiting", lambda row: row.wait_ns, duration, 10),
+    ("time", _collective_ns, duration, 10),
+    ("transfer", lambda row: row.transfer_ns, duration, 9),
+    ("waiting", lambda row: row.wait_ns, duration, 9),
     ("setup", lambda row: row.setup_ns or None, duration, 4),
     ("bus", lambda row: row.bus_gb_per_s, rate, 8),
     ("slowest", lambda row: row.slowest_gb_per_s, rate, 7),
@@ -90,7 +96,7 @@ def _group_heading(rows: Sequence[GroupRow]) -> str:
     """Return the heading of the collectives, which says what their order is."""
     if all(row.transfer_ns is None for row in rows):
         return "collectives, largest first (no times: recordings of members are missing)"
-    return "collectives, most expensive first"
+    return "collectives, longest first (transfer and waiting, per step)"
 
 
 _PLACES = {1: "between hosts", 0: "within a host", None: "-"}  # Links, by `across_hosts`.

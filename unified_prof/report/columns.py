@@ -32,7 +32,14 @@ _PARTS: Final[Mapping[str, int]] = {
 }
 # Importance of columns in breakdowns that have more important figures than others have.
 _IMPORTANCE: Final[Mapping[By, Mapping[str, int]]] = {
-    "path": {"what": 9, "per step": 8, "sections": 6, "min": 5, "max": 5},
+    "step": {
+        "device": 9,
+        "compute": 9,
+        "exposed communication": 9,
+        "exposed copies": 9,
+        "idle": 9,
+    },
+    "path": {"per step": 8, "at": 7, "sections": 6, "min": 5, "max": 5},
     "roofline": {
         "of peak": 10,
         "limit": 9,
@@ -89,9 +96,13 @@ def breakdown_columns(selection: Selection) -> list[Column]:
     if is_prose:
         cells = tuple(_REMARKS.sub("; ...", cell) for cell in cells)
     lines = 3 if any(THEN in cell for cell in cells) else 1
+    if by == "path":  # The kind of work is short, and tells rows with equal names apart.
+        parts = [cell.partition(", ") for cell in cells]
+        result.append(Column("what", tuple(kind for kind, *_ in parts), True, True, importance=9))
+        cells = tuple(place for *_, place in parts)
     # Rows with equal names differ in their details.
     importance = 4 if len(set(labels)) == len(labels) else 9
-    heading = KINDS[by].detailed
+    heading = "at" if by == "path" else KINDS[by].detailed
     result.append(Column(heading, cells, True, is_prose, lines=lines, importance=importance))
     special = _IMPORTANCE.get(by, {})
     return [

@@ -138,7 +138,8 @@ def _add_kernels(document: Document, found: DeviceDifference, shown: DeviceReque
     columns = columns_of(
         named,
         ("class", lambda one: one.class_name if one else "", neutral, 10),
-        ("operation", lambda one: _name_with_calls(found, one) if one else "", neutral, 10),
+        ("operation", lambda one: _shown(one.name) if one else "", neutral, 10),
+        ("calls", lambda one: _calls(found, one) if one else "", str, 8),
     )
     document.heading("Kernels under each operation")
     left_out = max(0, len(pairs) - shown.top)
@@ -172,15 +173,13 @@ def _columns(
     """Return the columns of some rows; shapes follow their operation if it has several."""
     listed: list[tuple[str, Line]] = []
     for row in rows:
-        listed.append(
-            (_name_with_calls(found, row) if first == "operation" else _shown(row.name), row)
-        )
+        listed.append((_shown(row.name), row))
         alike = any(one.side == "both" for one in row.shapes) or row.side != "both"
         if first == "operation" and (shapes or (alike and len(row.shapes) > 1)):
             ordered = sorted(row.shapes, key=lambda one: -abs(found.change_ns(one)))
             whole = shapes or len(ordered) <= _MAX_SHAPES + 1
             most = ordered if whole else ordered[:_MAX_SHAPES]
-            listed += [(f"  {_name_with_calls(found, one)}", one) for one in most]
+            listed += [(f"  {_shown(one.name)}", one) for one in most]
             if not whole:
                 rest = ordered[_MAX_SHAPES:]
                 listed.append((f"  {len(rest)} more (--by shape)", _sum(rest)))
@@ -188,7 +187,9 @@ def _columns(
     if any(row.class_name for _, row in listed) and first != "class":
         figures.append(("class", lambda one: one[1].class_name, neutral, 10))
     figures.append((first, lambda one: one[0], neutral, 10))
-    if first != "operation":
+    if first == "operation":
+        figures.append(("calls", lambda one: _calls(found, one[1]), str, 8))
+    else:
         figures += [
             ("base runs", lambda one: _runs(one[1].base, found.base), str, 6),
             ("new runs", lambda one: _runs(one[1].new, found.new), str, 6),
@@ -222,14 +223,14 @@ def _limits(found: DeviceDifference, row: Line) -> Allowed | None:
     return found.allowed.get(row.class_name) if row.side == "both" else None
 
 
-def _name_with_calls(found: DeviceDifference, row: Line) -> str:
-    """Return a row's name with its calls per step if the sides differ."""
+def _calls(found: DeviceDifference, row: Line) -> str:
+    """Return the calls per step, of both sides if they differ."""
     counts = [
         _count(amount.calls / side.shares)
         for amount, side in ((row.base, found.base), (row.new, found.new))
         if amount is not None
     ]
-    return f"{_shown(row.name)} x{' -> x'.join(dict.fromkeys(counts))}"
+    return " -> ".join(dict.fromkeys(counts))
 
 
 def _shown(name: str) -> str:

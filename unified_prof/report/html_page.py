@@ -323,7 +323,7 @@ def page_timeline(analysis: Analysis, blocks: int) -> dict[str, Any]:
         "counters": page_series(counters, origin_ns),
         "steps": [
             {"name": name, "start_ns": begin - origin_ns, "end_ns": end - origin_ns}
-            for name, begin, end in analysis.step_spans()[:_STEPS]
+            for name, begin, end in analysis.step_spans(on_device=True)[:_STEPS]
         ],
     }
 

@@ -27,7 +27,8 @@ from unified_prof.report.document import (
 if TYPE_CHECKING:
     from unified_prof.report.formats import ClusterRequest, ReportRequest
 
-_MIN_NAME_WIDTH = 24  # Name columns are shortened to this width before other columns are dropped.
+# Name columns are shortened to this width, or share of the terminal, before others are dropped.
+_MIN_NAME_WIDTH, _MIN_NAME_SHARE = 24, 0.3
 # Width of the first name column if even the columns that are never dropped do not fit.
 _MIN_FIRST_NAME_WIDTH = 12
 _MAX_NAME_WIDTH = 100
@@ -221,7 +222,9 @@ def _fit_terminal(columns: Sequence[Column], width: int) -> tuple[list[Column], 
     whole = {id(column): _natural_width(column) for column in columns}
     stacked = {id(column): _natural_width(column, stacks=True) for column in columns}
 
-    def fit(shown: Sequence[Column], minimum: int = _MIN_NAME_WIDTH) -> list[int] | None:
+    name_width = max(_MIN_NAME_WIDTH, int(_MIN_NAME_SHARE * width))
+
+    def fit(shown: Sequence[Column], minimum: int = name_width) -> list[int] | None:
         for natural in (whole, stacked):
             widths = [natural[id(column)] for column in shown]
             if _shorten(shown, widths, width, minimum):

@@ -223,6 +223,25 @@ def test_idle_reasons_of_each_step_add_up_to_its_idle_time(tmp_path: Path) -> No
     assert (whole.reason_ns("host"), whole.reason_ns("launched")) == (1150, 550)
 
 
+def test_step_has_the_parts_of_its_slowest_device(tmp_path: Path) -> None:
+    """Step 1 takes longest on device 1; in step 2, both take 1,000 ns, and device 0 works more."""
+    with Device(tmp_path / "a.db") as device:
+        device.step(1, 0, 1000)
+        device.step(2, 1300, 2300)
+        for where, tasks in ((0, [(200, 900), (1400, 2200)]), (1, [(300, 1300), (1400, 2000)])):
+            for start, end in tasks:
+                _kernel(device, start - 50, start, end, device=where)
+        device.task(100, 140, "MEMCPY_ASYNC", copy=8, device=1, stream=3)
+    with open_analyses(tmp_path / "a.db") as (analysis,):
+        rows = analysis.breakdown("step").rows
+    parts = ("compute_ns", "exposed_communication_ns", "exposed_copies_ns", "idle_ns")
+    assert [(row.total_ns, row.extra["device"]) for row in rows] == [(1300, 1), (1000, 0)]
+    assert [[row.extra[part] for part in parts] for row in rows] == [
+        [1000, None, 40, 260],
+        [800, None, 0, 200],
+    ]
+
+
 def test_every_format_shows_the_idle_reasons(tmp_path: Path) -> None:
     with open_reports(_two_steps(tmp_path / "a.db")) as opened:
         shown = report_formats.produce_text(opened, ReportRequest())

@@ -480,7 +480,7 @@ def _with_other_idle(cause: Cause, named_share: float, cost_share: float) -> Cau
         f" {percent(named_share)} of the time: ", f" {percent(cost_share)} of the time: "
     )
     others = percent(cost_share - named_share)
-    named += f", and {others} for other reasons that a faster host removes"
+    named += f", and {others} in other waits that a faster host shortens"
     return replace(cause, finding=replace(cause.finding, text="; ".join([named, *clauses])))
 
 

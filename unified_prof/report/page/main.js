@@ -14,7 +14,8 @@ function figures(report) {
   if (totals.iteration_ns !== null) add(devices.length ? "Step" : "Iteration", "iteration_ns", totals.iterations === 1 ? "n = 1" : `median${totals.iteration_p90_ns === null ? "" : `; ${totals.iterations > 9 ? "p90" : "max"} ${words.duration(totals.iteration_p90_ns)}`} (n = ${words.count(totals.iterations)})`);
   const run = clock === "operation" ? totals.iteration_ns - (totals.iteration_waited_ns ?? 0) : 0; // of which rows are shares
   const share = run > totals.total_ns ? `; ${words.percent((100 * totals.total_ns) / run)} of an iteration${totals.iteration_waited_ns ? " without waits" : ""} (${words.duration(run)})` : "";
-  add(CLOCKS[clock], "total_ns", `${words.count(totals.count)} calls${share}`);
+  const within = clock === "device" && devices.some((one) => one.steps) ? " of the whole recording" : "";
+  add(CLOCKS[clock], "total_ns", `${words.count(totals.count)} calls${within}${share}`);
   add("Forward", "forward_ns", part(totals.forward_ns));
   add("Backward", "backward_ns", part(totals.backward_ns));
   add("Optimizer and other", "other_ns", part(totals.other_ns));
@@ -117,6 +118,7 @@ function findingRow(report, finding, most) {
       make("div", { class: "small soft", text: [share, finding.sure].filter(Boolean).join(", ") })),
     make("div", {},
       make("strong", { text: title }),
+      title === finding.kind ? null : make("span", { class: "small soft", text: ` [${finding.kind}]` }),
       make("div", {}, ...prose(rest)),
       finding.advice ? make("div", { class: "soft" }, "Try: ", ...prose(finding.advice)) : null,
       finding.evidence.length ? make("details", {}, make("summary", { class: "small", text: `Evidence${isSum ? ` in ${steps} steps` : ""} (${words.count(finding.evidence.length)})` }),
@@ -209,6 +211,9 @@ function factText(name, value) {
   return `${name} ${name === "started" ? value.replace(/\.\d+/, "") : value}`;
 }
 
+/** Sections with sums and idle time, which a sampled trace does not have. */
+const SAMPLED = ["split", "steps", "icicle", "table"];
+
 function reportView(report) {
   const figuresShown = report.figures;
   report.view = makeView(report.span_ns);
@@ -229,13 +234,16 @@ function reportView(report) {
       ...facts.map((name) => make("li", { text: factText(name, figuresShown.facts[name]) }))));
   const sections = [splitSection(report), stepsSection(report), icicleSection(report), tableSection(report, announce), rooflineSection(report), timelineSection(report, announce),
     ...chartSections(report), pmuSection(report, announce), remarksSection(report), provenanceSection(report)].filter(Boolean);
+  const sample = figuresShown.anomalies.find((one) => one.name === "sampled_trace");
+  const caveat = () => (sample ? make("p", { class: "small sampled" }, make("span", { class: "odd", text: "sampled trace" }), `${sample.detail}: idle time and sums are not those of the program.`) : null);
+  for (const one of sample ? sections.filter((section) => SAMPLED.includes(section.id)) : []) one.firstChild.after(caveat());
   const charts = sections.filter((one) => one.querySelector(".chart:not(.roofline)"));
   if (charts.length > 1) {
     const pair = make("div", { class: "two" });
     charts[0].before(pair);
     sections.splice(sections.indexOf(charts[0]), charts.length, make("div", { class: "two" }, ...charts));
   }
-  return [intro, missingSection(), adviceSection(report), figures(report), ...sections].filter(Boolean);
+  return [intro, missingSection(), adviceSection(report), caveat(), figures(report), ...sections].filter(Boolean);
 }
 
 /** Paths without their common directory. */

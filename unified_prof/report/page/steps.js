@@ -17,14 +17,12 @@ function idleReasons(report, why) {
     .map((reason) => ({ name: `${reason === "unrecorded" ? "" : "idle: "}${report.idle_words[reason]}`, value: why[`${reason}_ns`], color: `idle-${reason}` }));
 }
 
-/** One bar per step with its parts; for several devices only the length. */
+/** One bar per step with its parts, on the device that takes longest. */
 function stepsSection(report) {
   const rows = report.figures.breakdowns.step?.rows ?? [];
   if (rows.length < 2) return null;
-  const { devices } = report.figures;
-  const only = devices.length === 1 ? devices[0].device : null;
-  const why = report.figures.why_idle.filter((one) => one.step !== null && one.device === only);
-  const bars = rows.slice(0, MOST_STEPS).map((row, number) => ({ row, parts: only && row.idle_ns !== undefined ? stepParts(report, row, why[number]) : [{ name: "step", value: row.total_ns, color: "rest" }] }));
+  const why = (row) => report.figures.why_idle.find((one) => one.step === row.name && one.idle_ns === row.idle_ns);
+  const bars = rows.slice(0, MOST_STEPS).map((row) => ({ row, parts: row.idle_ns === undefined ? [{ name: "step", value: row.total_ns, color: "rest" }] : stepParts(report, row, why(row)) }));
   const longest = Math.max(1, ...bars.map(({ row }) => row.total_ns));
   const ordered = rows.map((row) => row.total_ns).sort((a, b) => a - b);
   const height = 180;
@@ -63,13 +61,10 @@ function stepsSection(report) {
 }
 
 function stepParts(report, row, why) {
-  const overlap = row.overlap_ns ?? 0;
-  const communication = (row.communication_ns ?? 0) - overlap;
-  const compute = row.compute_ns ?? 0;
   return [
-    { name: "compute", value: compute, color: "compute" },
-    { name: "exposed communication", value: communication, color: "communication" },
-    { name: "exposed copies", value: row.total_ns - row.idle_ns - compute - communication, color: "copy" },
-    ...(why && why.step === row.name && why.idle_ns === row.idle_ns ? idleReasons(report, why) : [{ name: "idle", value: row.idle_ns, color: "idle" }]),
+    { name: "compute", value: row.compute_ns, color: "compute" },
+    { name: "exposed communication", value: row.exposed_communication_ns ?? 0, color: "communication" },
+    { name: "exposed copies", value: row.exposed_copies_ns, color: "copy" },
+    ...(why ? idleReasons(report, why) : [{ name: "idle", value: row.idle_ns, color: "idle" }]),
   ].filter((one) => one.value > 0);
 }

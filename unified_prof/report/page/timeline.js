@@ -263,7 +263,7 @@ function timelineSection(report, announce) {
     }
   }
 
-  /** Band of steps above the lanes, with a line at each start. */
+  /** Band of steps above the lanes, with a line at each start: of the only device, or of the host. */
   function drawSteps(pen, width, top, height, color) {
     pen.font = "11px system-ui, sans-serif";
     steps.forEach((step, number) => {
@@ -276,7 +276,7 @@ function timelineSection(report, announce) {
       pen.fillRect(Math.round(left), top + AXIS, 1, height - AXIS);
       if (right - left < 50) return;
       pen.fillStyle = color("ink");
-      label(pen, `step ${step.name}`, left + 5, top + AXIS + STEP_BAND / 2 - 1, right - left - 9, 11);
+      label(pen, `${report.figures.devices.length > 1 ? "host " : ""}step ${step.name}`, left + 5, top + AXIS + STEP_BAND / 2 - 1, right - left - 9, 11);
     });
   }
 
