@@ -113,3 +113,9 @@ def test_allocated_memory_is_left_out_before_average_and_line() -> None:
     assert headings("operation", rows, 80)[3:] == ["share", "average", "forward", "backward"]
     assert headings("operation", rows, 96)[-1] == "line"
     assert headings("operation", rows, 200)[-2:] == ["allocated", "line"]
+
+
+def test_shapes_keep_their_inputs() -> None:
+    extra = {"with_callees_ns": MS, "launches": 7, "self_host_ns": MS}
+    rows = [row("aten::convolution_backward", "float[32,64,55,55]", extra, forward_ns=MS)]
+    assert headings("shape", rows, 80)[-1] == "inputs"

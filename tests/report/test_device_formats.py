@@ -86,6 +86,6 @@ def test_shapes_that_are_not_listed_have_one_row(tmp_path: Path) -> None:
                 device.task(begin, begin + factor * 100 * link, connection=link)
     text = uprof(tmp_path / "base.db", tmp_path / "new.db").stdout
     (rest,) = (line for line in text.splitlines() if "2 more (--by shape)" in line)
-    assert rest.split("shape)")[1].split()[:6] == ["300", "ns", "600", "ns", "+300", "ns"]
+    assert rest.split("shape)")[1].split()[:7] == ["2", "300", "ns", "600", "ns", "+300", "ns"]
     everything = uprof(tmp_path / "base.db", tmp_path / "new.db", "--by", "shape").stdout
     assert " more" not in everything

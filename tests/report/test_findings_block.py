@@ -27,6 +27,7 @@ def test_times_of_passes_add_up_to_the_device_time(tmp_path: Path) -> None:
     with open_reports(training_step(tmp_path / "msprof_1.db")) as opened:
         text = report_formats.produce_text(opened, ReportRequest(full_names=True))
     (line,) = re.findall("^device work .*", text, re.MULTILINE)
+    assert " calls of the whole recording; forward " in line
     assert "unattributed 240 ns (37.5 %)" in line  # the collective and the copy
     assert sum(map(float, re.findall(r"\((\S+) %\)", line))) == pytest.approx(100, abs=0.2)
 
@@ -145,3 +146,12 @@ def test_parts_that_were_not_analyzed_are_named_below_the_findings(tmp_path: Pat
             run.kernel(begin + US, begin + 11 * US, launched=begin)
     done = uprof("report", str(tmp_path / "msprof_1.db"))
     assert "not analyzed: a gap of 50.1 ms, in which the device is idle" in done.stdout
+
+
+def test_work_of_several_devices_says_so(tmp_path: Path) -> None:
+    with Device(tmp_path / "run.db") as device:
+        for number in (0, 1):
+            device.task(0, 100, kernel=("mm", "aten::mm"), device=number)
+    with open_reports(tmp_path / "run.db") as opened:
+        text = report_formats.produce_text(opened, ReportRequest())
+    assert re.search("^device work +200 ns in 2 calls on 2 devices", text, re.MULTILINE)

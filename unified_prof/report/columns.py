@@ -32,6 +32,7 @@ _PARTS: Final[Mapping[str, int]] = {
 }
 # Importance of columns in breakdowns that have more important figures than others have.
 _IMPORTANCE: Final[Mapping[By, Mapping[str, int]]] = {
+    "shape": {"inputs": 9},
     "step": {
         "device": 9,
         "compute": 9,

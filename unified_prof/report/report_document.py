@@ -199,7 +199,9 @@ def report_headline(figures: Figures) -> list[tuple[str, str]]:
         label = {"device": "device work", "host": "host time", "operation": "operations"}
         wholes = [one.breakdown.whole_ns or 0 for one in figures.selections]
         stepped = summary.clock == "device" and any(one.steps for one in summary.devices)
-        within = " of the whole recording" if stepped else ""
+        several = len(summary.devices) > 1 and summary.clock == "device"
+        within = " of the whole recording" * stepped
+        within += f" on {len(summary.devices)} devices" * several
         text = _time_of_passes(totals, *wholes[:1], within=within)
         lines.append((label[summary.clock], text))
     sizes = list(peak_parts(totals).items()) or [

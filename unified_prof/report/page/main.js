@@ -14,7 +14,8 @@ function figures(report) {
   if (totals.iteration_ns !== null) add(devices.length ? "Step" : "Iteration", "iteration_ns", totals.iterations === 1 ? "n = 1" : `median${totals.iteration_p90_ns === null ? "" : `; ${totals.iterations > 9 ? "p90" : "max"} ${words.duration(totals.iteration_p90_ns)}`} (n = ${words.count(totals.iterations)})`);
   const run = clock === "operation" ? totals.iteration_ns - (totals.iteration_waited_ns ?? 0) : 0; // of which rows are shares
   const share = run > totals.total_ns ? `; ${words.percent((100 * totals.total_ns) / run)} of an iteration${totals.iteration_waited_ns ? " without waits" : ""} (${words.duration(run)})` : "";
-  const within = clock === "device" && devices.some((one) => one.steps) ? " of the whole recording" : "";
+  const stepped = clock === "device" && devices.some((one) => one.steps);
+  const within = (stepped ? " of the whole recording" : "") + (clock === "device" && devices.length > 1 ? ` on ${devices.length} devices` : "");
   add(CLOCKS[clock], "total_ns", `${words.count(totals.count)} calls${within}${share}`);
   add("Forward", "forward_ns", part(totals.forward_ns));
   add("Backward", "backward_ns", part(totals.backward_ns));
