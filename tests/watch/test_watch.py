@@ -297,7 +297,7 @@ for fault in ("healthy", "loader", "item", "gc"):
     advice = {path.parent.name: path.read_text() for path in tmp_path.glob("*/advice.txt")}
     assert "1. input wait [input_wait]" in advice["loader"]
     assert "1. garbage collection [garbage_collection]" in advice["gc"]
-    assert "garbage collection: 4 times" in advice["gc"]
+    assert "\n   4 times" in advice["gc"]
     assert "the program waits meanwhile" in advice["gc"]
     assert "1. garbage collection [garbage_collection]" not in advice["healthy"]
     assert "new  aten::item" in (tmp_path / "item" / "diff.txt").read_text()
