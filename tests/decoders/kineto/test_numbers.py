@@ -1,6 +1,7 @@
 """Times and ids of traces as integers."""
 
 from decimal import ROUND_DOWN, Decimal
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tests.decoders.kineto.builders import complete, decode_events, operation
 from unified_prof.base.columns import MISSING
 from unified_prof.decoders.kineto import fields
 from unified_prof.decoders.kineto.fields import to_float64, to_int64, us_to_ns
@@ -107,3 +109,26 @@ def test_unreadable_ids_are_counted() -> None:
     assert repr(to_float64(["x", 1, "2.5", None, 10**400, [2]]).tolist()) == (
         "[nan, 1.0, 2.5, nan, nan, nan]"
     )
+
+
+def test_external_ids_are_correlation_ids_if_no_event_has_one(tmp_path: Path) -> None:
+    """Old torch on ROCm: ids of calls are not those of operations, although both begin at 1."""
+    launches = [("gemm", 3, 25), ("post", 8, 2), ("add", 35, 1)]
+    sink = decode_events(
+        tmp_path,
+        operation("aten::mm", 0, 20, args={"External id": 1}),
+        operation("aten::add", 30, 20, args={"External id": 2}),
+        *(
+            complete("cuda_runtime", "hipLaunchKernel", at, 2, args={"External id": number})
+            for _, at, number in launches
+        ),
+        *(
+            complete("kernel", name, 60 + at, 1, pid=2, tid=0, args={"External id": number})
+            for name, at, number in launches
+        ),
+    )
+    launched = dict(sink.rows("CONNECTION_IDS", "connectionId", "id"))
+    gemm, post, add = sink.rows("TASK", "connectionId", "deviceId")
+    assert [gemm, post, add] == [(25, 2), (2, 2), (1, 2)]
+    assert launched[25] == launched[2] != launched[1]
+    assert "task_without_launch" not in sink.anomalies

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -506,6 +506,15 @@ class Parts:
         if self.span is not None:
             first_ns, last_ns = min(first_ns, self.span[0]), max(last_ns, self.span[1])
         self.span = first_ns, last_ns
+
+    def replace(self, name: str, batches: Iterable[Rows]) -> None:
+        """Replace the rows of one of the spools; `batches` may read the old ones."""
+        old: Spool = getattr(self, name)
+        new = self.new_spool(old.dtype, old.key)
+        for rows in batches:
+            new.append(rows)
+        setattr(self, name, new)
+        old.__exit__(None, None, None)
 
     def note_correlations(self, rows: Rows) -> None:
         """Update the largest correlation id; new ids are larger."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from typing import Any
@@ -286,10 +286,23 @@ class Collector(Fields):
         self._add_complete(self._phases.rest(self.span[1] if self.span else 0))
         if self.forward_of:
             self._find_forward_threads()
+        if not self.max_correlation and self.calls.rows and self.gpu.rows:
+            # Old torch on ROCm: the `External id` of calls and tasks is their correlation id.
+            for name in ("calls", "gpu"):
+                self.replace(name, self._with_correlations(name))
+            self.links_to_operations = False
         full = (len(self.id_blocks) - len(self.threads) - 1) * _IDS_PER_BLOCK
         if self.host.rows < _SAMPLE_SHARE * full and self._numbers_operations():
             detail = f"{self.host.rows:,} of more than {full:,} operations are in the file"
             self.sink.anomaly("sampled_trace", full - self.host.rows, detail)
+
+    def _with_correlations(self, name: str) -> Iterator[Rows]:
+        """Yield the rows of a spool with their external ids as correlation ids."""
+        for (rows,) in windows(getattr(self, name)):
+            numbered = rows.copy()
+            numbered["correlation"] = rows["external"]
+            self.note_correlations(numbered)
+            yield numbered
 
     def _numbers_operations(self) -> bool:
         """Return False if the ids of operations span more than could run in the recorded time."""

@@ -133,13 +133,13 @@ class _Separation:
                 self._count_possible(calls, tasks)
             owners = self._owners()
             if self._shared or self._labels:
-                self._replace("gpu", self._unique_tasks(call_spool, owners))
+                self._parts.replace("gpu", self._unique_tasks(call_spool, owners))
         if not self._shared:
             return
         detail = f"calls of {len(self._processes)} processes: ids made unique"
         self._parts.sink.anomaly("shared_correlations", self._shared, detail)
-        self._replace("calls", self._unique(self._parts.calls, "correlation", "external"))
-        self._replace("host", self._unique(self._parts.host, "external"))
+        self._parts.replace("calls", self._unique(self._parts.calls, "correlation", "external"))
+        self._parts.replace("host", self._unique(self._parts.host, "external"))
         self._parts.max_correlation = len(self._processes) << _ID_BITS
 
     def _call_spool(self) -> Spool:
@@ -262,14 +262,6 @@ class _Separation:
     def _are_rivals(self, first: int, second: int) -> bool:
         common = self._rivals[min(first, second), max(first, second)]
         return _RIVAL_FRACTION * common > min(self._tasks[first], self._tasks[second])
-
-    def _replace(self, name: str, batches: Iterable[Rows]) -> None:
-        old: Spool = getattr(self._parts, name)
-        new = self._parts.new_spool(old.dtype, old.key)
-        for rows in batches:
-            new.append(rows)
-        setattr(self._parts, name, new)
-        old.__exit__(None, None, None)
 
     def _unique_tasks(self, call_spool: Spool, owners: Ints) -> Iterator[Rows]:
         """Yield the tasks with their process, and with unique ids if processes share ids."""

@@ -313,4 +313,6 @@ def lacks_precision(context: DeviceContext) -> str | None:
     if missing is None or not (context.tasks.kind == KERNEL).any():
         return missing
     named = context.matches(context.kernel, names.NAMES_PRECISION)
+    if not named.any():
+        return missing  # Classifying all kernels takes longer.
     return None if (named & matrix_kernels(context)).any() else missing
