@@ -286,9 +286,9 @@ def test_killed_worker_loses_no_task_and_a_deadly_one_is_a_failure(
         assert killed
         assert results == {task: task[1] for task in tasks}
         if not options:  # a nanny replaces the workers that it kills
-            results = dict(map_unordered(pool, dies_at_7, range(40)))
-            assert isinstance(results.pop(7), Failure)
-            assert results == {number: number for number in range(40) if number != 7}
+            survived = dict(map_unordered(pool, dies_at_7, range(40)))
+            assert isinstance(survived.pop(7), Failure)
+            assert survived == {number: number for number in range(40) if number != 7}
 
 
 @linux
