@@ -127,6 +127,37 @@ def test_bf16_matmul_is_not_full_precision(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(("groups", "found"), [(1024, False), (1, True)])
+def test_depthwise_convolutions_are_not_computed_by_matrix_units(
+    tmp_path: Path, groups: int, found: bool
+) -> None:
+    shapes = f"8,1024,32,32;1024,{1024 // groups},3,3;;;;;;;"
+    types = f"float;float;{';ScalarList' * 3};Scalar;ScalarList;Scalar"
+    values = ["", "", "", *["[1, 1]"] * 3, "False", "[0, 0]", str(groups)]
+    with Shaped(tmp_path / "run.db") as device:
+        device.set_device_name(H100)
+        for at in range(10):
+            begin = 1000 + at * 4_000_000
+            arguments = ("aten::convolution", shapes, types)
+            device.operation(at * 10, at * 10 + 5, *arguments, launches=at + 1, values=values)
+            device.kernel(begin, begin + 4_000_000, "conv2d_fwd", at + 1)
+    findings = findings_by_kind(tmp_path / "run.db")
+    assert ("full_precision" in findings) == found
+    assert ("inefficient_operation" in findings) != found
+
+
+def test_advice_for_attention_names_its_kernels(tmp_path: Path) -> None:
+    heads = ";".join(["1,8,4096,192"] * 3)
+    with Shaped(tmp_path / "run.db") as device:
+        device.set_device_name(H100)
+        name = "aten::_scaled_dot_product_flash_attention"
+        types = "c10::BFloat16;" * 3 + "Scalar;Scalar;Scalar;"
+        values = ["", "", "", "0.", "False", "False", ""]
+        device.operation(0, 5, name, f"{heads};;;;", types, launches=1, values=values)
+        device.kernel(1000, 5_001_000, "attn_fwd", 1)
+    assert "sdpa_kernel" in findings_by_kind(tmp_path / "run.db")["inefficient_operation"].advice
+
+
 def test_hardware_rules_are_skipped_for_an_unknown_device(tmp_path: Path) -> None:
     result = advice(write_matmuls(tmp_path / "run.db", length=100_000, name="Some GPU"))
     missing = {one.kind: one.why for one in result.not_judged}

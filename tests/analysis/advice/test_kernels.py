@@ -442,6 +442,14 @@ def test_sums_of_gradients_are_no_chains(tmp_path: Path, framework: str, removed
     assert saving_ns(finding) == 60 * removed * 10 * US
 
 
+@pytest.mark.parametrize(("runs", "is_chain"), [(7, True), (8, False)])
+def test_the_same_operation_again_and_again_is_a_loop(
+    tmp_path: Path, runs: int, is_chain: bool
+) -> None:
+    path = chains(tmp_path / "run.db", *ROTARY[:1] * runs)
+    assert ("unfused_elementwise" in findings_by_kind(path)) is is_chain
+
+
 @pytest.mark.parametrize("name", ["multi_tensor_apply_kernel<LpNormFunctor>", "gemm"])
 def test_kernels_of_many_tensors_are_not_part_of_chains(tmp_path: Path, name: str) -> None:
     path = chains(tmp_path / "run.db", ROTARY[0], name)

@@ -395,7 +395,8 @@ FUSION_SAVING = 0.05  # Minimum saving: of few chains, compilers fuse only a par
 # On an NPU, or if fewer kernels are fusible, only chains of so many kernels count, from this share
 # of kernel time. Casts are part of such chains.
 LONG_CHAIN, LONG_CHAINS_SHARE = 3, 0.05
-MIN_LOOP = 12  # Minimum runs of a few operations that are a loop over tensors, not a chain.
+# Minimum runs of a few operations, or of one, that are a loop over tensors, not a chain.
+MIN_LOOP, MIN_REPEATS = 12, 8
 _FUSIBLE = names.ELEMENT_WISE, names.CAST, names.REDUCTION, names.NORMALIZATION
 
 
@@ -422,8 +423,10 @@ def unfused_elementwise(context: DeviceContext) -> Iterator[Cause]:
         rows, chain = rows[count >= LONG_CHAIN], chain[count >= LONG_CHAIN]
     # The same operations again and again are a loop over tensors.
     several, operation = np.ones(len(rows), bool), context.operator[rows].astype(np.int64)
-    for low, high, _ in repeated(operation + chain * (1 + operation.max(initial=0)), MIN_LOOP):
-        several[low:high] = False
+    key = operation + chain * (1 + operation.max(initial=0))
+    for low, high, body in repeated(key, MIN_REPEATS):
+        if body == 1 or high - low >= MIN_LOOP * body:
+            several[low:high] = False
     rows, chain = rows[several], np.unique(chain[several], return_inverse=True)[1]
     length = tasks.length_ns[rows]
     share = int(length.sum()) / kernel_ns if kernel_ns else 0.0

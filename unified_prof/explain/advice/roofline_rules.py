@@ -74,8 +74,10 @@ def inefficient_operation(context: DeviceContext) -> Iterator[Cause]:
 _PAD = "pad inner dimensions (channels of a convolution) to a multiple of 8 (16 for 8-bit types)"
 _PAD_NPU = "pad inner dimensions to a multiple of 256 elements, at least of 16 (a cube block)"
 _TRANSFORM = "pad lengths of transforms to products of 2, 3, 5 and 7"
-_TUNE = {  # Advice by the kind of operation.
-    "convolution": "use layout channels_last, torch.backends.cudnn.benchmark, a larger batch",
+_TUNE = {  # Advice by the class or the unit of an operation.
+    names.CONVOLUTION: "use layout channels_last, torch.backends.cudnn.benchmark, a larger batch",
+    names.ATTENTION: "compare the kernels (torch.nn.attention.sdpa_kernel); some pad head sizes "
+    "that are no power of 2",
     "matrix": "use a larger batch, fusion or another kernel (max-autotune)",
     **dict.fromkeys(
         ("vector", "copy"),
@@ -90,8 +92,8 @@ def _better_shapes(is_npu: bool, slow: list[RooflineRow], unaligned: list[Roofli
     hints: dict[str, list[str]] = {}
     for row in slow:
         assert row.cost is not None
-        is_convolution = names.class_of_operation(row.name) == names.CONVOLUTION
-        kind = "convolution" if is_convolution else row.cost.unit
+        named = names.class_of_operation(row.name)
+        kind = named if named in _TUNE else row.cost.unit
         lengths = {one: _fast_length(one) for one in row.cost.inner if kind == "vector"}
         bad = [f"{one:,} to {fast:,}" for one, fast in lengths.items() if fast != one]
         if row in unaligned:
@@ -151,6 +153,8 @@ def full_precision(context: DeviceContext) -> Iterator[Cause]:
 
     def is_full(row: RooflineRow) -> bool:
         if row.cost is None or row.cost.unit != "matrix" or row.cost.dtype != "fp32":
+            return False
+        if row.cost.depthwise:
             return False
         if row.peak is None:
             return full_without_peak

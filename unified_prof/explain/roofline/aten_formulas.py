@@ -78,7 +78,8 @@ def _conv(
         vector_flops = y.elements * times if b is not None else 0
         moved = costs.bytes_of(x, w, b, y)
         inner = _channels(x, w, is_transposed)
-        return Cost("matrix", dtype, flops, moved, vector_flops, inner=inner)
+        alone = not inner and w.shape[1] == 1
+        return Cost("matrix", dtype, flops, moved, vector_flops, inner=inner, depthwise=alone)
 
     return cost
 
@@ -106,6 +107,7 @@ def _conv_backward(args: Arguments, transposed: int = 7) -> Cost:
         channels = dy.shape[1 - len(w.shape)] if is_transposed else w.shape[0]
         moved += channels * item_size(dy.dtype)
     doubt = "the requested gradients were not recorded; those of input and weight are counted"
+    inner = _channels(x, w, is_transposed)
     return Cost(
         "matrix",
         dtype,
@@ -113,7 +115,8 @@ def _conv_backward(args: Arguments, transposed: int = 7) -> Cost:
         moved,
         vector_flops=dy.elements if of_bias else 0,
         doubt=doubt if mask is None else None,
-        inner=_channels(x, w, is_transposed),
+        inner=inner,
+        depthwise=not inner and w.shape[1] == 1,
     )
 
 

@@ -39,6 +39,8 @@ class Cost:
     # Sizes that decide how fast a kernel can be: inner dimensions of the factors and the result of
     # a matrix operation in memory, lengths of Fourier transforms.
     inner: tuple[int, ...] = ()
+    # True for a convolution of single channels, which matrix units hardly accelerate.
+    depthwise: bool = False
 
 
 def times(cost: Cost, count: int) -> Cost:
