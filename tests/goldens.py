@@ -479,7 +479,10 @@ def cost_text(cost: Callable[[], Cost]) -> str:
         found = asdict(cost())
     except UnknownCostError as error:
         return str(error)
-    return ", ".join(f"{key} {one}" for key, one in found.items() if one not in (None, "", ()))
+    shown = {
+        key: one for key, one in found.items() if one is not False and one not in (None, "", ())
+    }
+    return ", ".join(f"{key} {one}" for key, one in shown.items())
 
 
 def cost_of_operation(name: str, words: str) -> Cost:
