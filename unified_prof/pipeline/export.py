@@ -22,7 +22,6 @@ from unified_prof.cluster.step_lanes import (
 from unified_prof.errors import OutputError, StoreError, UsageError, system_errors
 from unified_prof.explain.api import Opened, open_reports
 from unified_prof.explain.report_questions import Analysis, OverTime
-from unified_prof.export import tables
 from unified_prof.export.files import Layout
 from unified_prof.export.mindstudio import writer
 from unified_prof.export.mindstudio.writer import Exported
@@ -46,6 +45,7 @@ from unified_prof.sqlite.atomic import refuse_existing, replacing, temporary_fol
 from unified_prof.sqlite.reader import open_report
 
 if TYPE_CHECKING:
+    from unified_prof.export import tables
     from unified_prof.pipeline.report_input import Reader
 
 _DATABASE = re.compile(r"msprof_\d{1,16}\.db")
@@ -132,6 +132,9 @@ def export_report(
         else:
             only, ids = selected.tables, selected.ids
             with open_report(ready, any_revision=True) as report, outputs.output_directory(output):
+                # SQLAlchemy's models take as long as the timeline of 30,000 tasks.
+                from unified_prof.export import tables
+
                 done = tables.write(report, output, layout.name, only=only, ids=ids, force=force)
     return ExportResult(
         about | done.fields(), [f"{output}: {len(done.files)} files", *done.lines()]

@@ -17,26 +17,21 @@ import shutil
 from collections.abc import Iterable, Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from unified_prof.base.text import NS_PER_US
-from unified_prof.pipeline.analysis_db.collectives import (
-    Collective,
-    RecordingDetails,
-    matrix_rows,
-    read_collectives,
-    read_gpu_collectives,
-    read_ranges,
-    read_work,
-)
 from unified_prof.pipeline.outputs import make_directory
-from unified_prof.recording import steps
-from unified_prof.recording.steps import Range
 from unified_prof.schema import catalogue
 from unified_prof.sqlite.atomic import replacing
 from unified_prof.sqlite.reader import Report, open_report
 from unified_prof.sqlite.statements import open_unfinished
 from unified_prof.version import VERSION
+
+# Every conversion needs the names of files; what reads a report to write the databases takes a
+# tenth of the conversion of a small trace to import.
+if TYPE_CHECKING:
+    from unified_prof.pipeline.analysis_db.collectives import Collective, RecordingDetails
+    from unified_prof.recording.steps import Range, StepTrace
 
 FILE_NAME = "analysis.db"
 COMMUNICATION_FILE = "analyze/communication_analyzer.db"
@@ -84,18 +79,21 @@ def write_analysis(
     Ascend devices. Raises OutputError if it exists and `overwrite` is false, or it cannot be
     written.
     """
+    from unified_prof.pipeline.analysis_db import collectives as parts
+    from unified_prof.recording import steps
+
     placed: Iterable[tuple[int, Collective]]
     if details is not None or steps.is_of_ascend(report):
         tasks = steps.read_tasks(report)
         ranges = steps.ranges(report, tasks)
         work = steps.read_work(report, tasks)
-        collectives = read_collectives(report, details or RecordingDetails())
+        collectives = parts.read_collectives(report, details or parts.RecordingDetails())
         placed = ((collective.start_ns, collective) for collective in collectives)
     else:
-        ranges, work = read_ranges(report), read_work(report)
-        placed = read_gpu_collectives(report)
+        ranges, work = parts.read_ranges(report), parts.read_work(report)
+        placed = parts.read_gpu_collectives(report)
     rows: dict[str, Iterable[Row]] = {
-        "StepTraceTime": _step_rows(report, work, ranges),
+        "StepTraceTime": _step_rows(steps.traces(report, work, ranges)),
         **_rows_by_step(placed, ranges),
     }
     path = directory / FILE_NAME
@@ -114,6 +112,8 @@ def write_communication(
 
     Raises OutputError if it exists and `overwrite` is false, or it cannot be written.
     """
+    from unified_prof.pipeline.analysis_db.collectives import read_collectives
+
     collectives = read_collectives(report, details)
     path = directory / COMMUNICATION_FILE
     make_directory(path.parent)
@@ -127,11 +127,9 @@ def write_communication(
     return path
 
 
-def _step_rows(
-    report: Report, work: tuple[steps.Work, steps.Work], ranges: list[Range]
-) -> Iterable[Row]:
+def _step_rows(traces: Iterable[StepTrace]) -> Iterable[Row]:
     """Yield rows of StepTraceTime (us): each step of each device that was active in any step."""
-    for trace in steps.traces(report, work, ranges):
+    for trace in traces:
         times = (
             *(trace.computing_ns, trace.communication_not_overlapped_ns, trace.overlapped_ns),
             *(trace.communication_ns, trace.free_ns, trace.stage_ns, trace.bubble_ns),
@@ -146,6 +144,8 @@ def _rows_by_step(placed: Iterable[tuple[int, Collective]], ranges: list[Range])
 
     Each collective in `placed` has the time that determines its step.
     """
+    from unified_prof.pipeline.analysis_db.collectives import matrix_rows
+
     rows: Rows = {name: [] for name in _COLLECTIVES}
     in_steps: list[tuple[Collective, str, str]] = []
     for at_ns, collective in placed:

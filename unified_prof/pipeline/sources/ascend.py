@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from unified_prof.decoders.compression import head_of
 from unified_prof.pipeline import analysis_db
-from unified_prof.pipeline.analysis_db.collectives import read_details
 from unified_prof.pipeline.outputs import make_directory
 from unified_prof.pipeline.sources.base import DecodeContext, DecodeResult, Match, Source
 from unified_prof.sqlite.atomic import replacing
@@ -107,6 +106,8 @@ class Prof(Source):
             has_collectives = bool(opened.rows("SELECT 1 FROM COMMUNICATION_TASK_INFO LIMIT 1"))
             if not has_collectives and not is_apart:
                 return
+            from unified_prof.pipeline.analysis_db.collectives import read_details
+
             details = read_details(path)
             for write, name, is_wanted in (
                 (analysis_db.write_communication, analysis_db.COMMUNICATION_FILE, has_collectives),
@@ -266,6 +267,8 @@ class AscendPt(Source):
 
         folder = AscendFolder(path)
         if folder.prof is not None and folder.level != _NO_DEVICES:
+            from unified_prof.pipeline.analysis_db.collectives import read_details
+
             details = read_details(folder.prof)
             with open_report(report) as opened:
                 analysis_db.write_analysis(opened, report.parent, overwrite=True, details=details)
