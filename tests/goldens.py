@@ -476,13 +476,10 @@ def formulas(shape: str) -> Iterator[str]:
 def cost_text(cost: Callable[[], Cost]) -> str:
     """Return the figures of a cost, or why it is unknown."""
     try:
-        found = asdict(cost())
+        found = {key: str(value) for key, value in asdict(cost()).items()}
     except UnknownCostError as error:
         return str(error)
-    shown = {
-        key: one for key, one in found.items() if one is not False and one not in (None, "", ())
-    }
-    return ", ".join(f"{key} {one}" for key, one in shown.items())
+    return ", ".join(f"{k} {v}" for k, v in found.items() if v not in ("None", "", "()", "False"))
 
 
 def cost_of_operation(name: str, words: str) -> Cost:
