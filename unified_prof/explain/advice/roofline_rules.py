@@ -76,8 +76,8 @@ _PAD_NPU = "pad inner dimensions to a multiple of 256 elements, at least of 16 (
 _TRANSFORM = "pad lengths of transforms to products of 2, 3, 5 and 7"
 _TUNE = {  # Advice by the class or the unit of an operation.
     names.CONVOLUTION: "use layout channels_last, torch.backends.cudnn.benchmark, a larger batch",
-    names.ATTENTION: "compare the kernels (torch.nn.attention.sdpa_kernel); some pad head sizes "
-    "that are no power of 2",
+    names.ATTENTION: "compare the attention backends (torch.nn.attention.sdpa_kernel for SDPA); "
+    "some pad head sizes that are not a power of 2",
     "matrix": "use a larger batch, fusion or another kernel (max-autotune)",
     **dict.fromkeys(
         ("vector", "copy"),
