@@ -57,23 +57,30 @@ def test_full_grids_matmuls_and_few_kernels_are_no_finding(tmp_path: Path) -> No
     assert not any("low_occupancy" in findings_by_kind(path) for path in (full, matmul, few))
 
 
-# What the streams do: blocks per multiprocessor, events, launches ahead, time between begins.
+# Blocks per multiprocessor, events, launches ahead, time between begins, pause after two kernels.
 @pytest.mark.parametrize(
-    ("blocks", "waits", "ahead", "next_us", "found"),
+    ("blocks", "waits", "ahead", "next_us", "pause_us", "found"),
     [
-        (0.25, 100, True, 51, True),
-        (0.75, 100, True, 51, False),
-        (0.25, 0, True, 51, False),
-        (0.25, 100, False, 51, False),  # the host launches late
-        (0.25, 100, True, 26, False),  # they run side by side
+        (0.25, 100, True, 51, 0, True),
+        (0.75, 100, True, 51, 0, False),
+        (0.25, 0, True, 51, 0, False),
+        (0.25, 100, False, 51, 0, False),  # the host launches late
+        (0.25, 100, True, 26, 0, False),  # they run side by side
+        (0.25, 100, True, 51, 20, False),  # only one of the streams waits for the other
     ],
 )
 def test_small_kernels_of_streams_that_take_turns_could_run_side_by_side(
-    blocks: float, waits: int, ahead: bool, next_us: int, found: bool, tmp_path: Path
+    blocks: float,
+    waits: int,
+    ahead: bool,
+    next_us: int,
+    pause_us: int,
+    found: bool,
+    tmp_path: Path,
 ) -> None:
     with FaultyRun(tmp_path / "run.db") as run:
         for at in range(100):
-            begin = (1000 + at * next_us) * US
+            begin = (1000 + at * next_us + at // 2 * pause_us) * US
             stream = 7 + at % 2
             launched = at * 6 * US if ahead else begin - 20 * US
             if at < waits:

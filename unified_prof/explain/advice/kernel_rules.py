@@ -300,20 +300,23 @@ TURN_NS = 5_000  # Maximum time between both.
 def serialized_streams(context: DeviceContext) -> Iterator[Cause]:
     """Find small kernels on two streams that take turns, waiting for each other by events."""
     tasks, recording = context.tasks, context.recording
-    small = _blocks_per_processor(context)
+    blocks = _blocks_per_processor(context)
     rows = np.flatnonzero((tasks.kind == KERNEL) & ~context.in_class(names.COLLECTIVES))
     one, other = rows[:-1], rows[1:]
     call = recording.host_calls.launching(recording.work.connection[tasks.row[other]])
     launched = np.append(recording.host_calls.end_ns.to_array(), FOREVER)[call]
     after_ns = tasks.start_ns[other] - tasks.end_ns[one]
     turns = (tasks.stream[one] != tasks.stream[other]) & (after_ns >= 0) & (after_ns <= TURN_NS)
-    turns &= (launched < tasks.end_ns[one]) & (np.maximum(small[one], small[other]) < HALF)
-    one, other = one[turns & (small[one] > 0)], other[turns & (small[one] > 0)]
+    turns &= (launched < tasks.end_ns[one]) & (np.maximum(blocks[one], blocks[other]) < HALF)
+    turns &= blocks[one] > 0
+    one, other = one[turns], other[turns]
     waits = recording.host_calls.matching(recording.strings, names.WAITS_FOR_EVENT)
     if len(other) < MIN_TURNS or waits.sum() < len(other):
         return
     saved_ns = np.minimum(tasks.length_ns[one], tasks.length_ns[other])
     streams, number = np.unique(tasks.stream[other], return_inverse=True)
+    if len(streams) < 2:
+        return  # One stream waits for what the other one makes.
     shorter = number == np.bincount(number, saved_ns).argmin()
     yield context.tasks_finding(
         f"serialized streams: {plural(len(other), 'kernel')} that use less than half of the "
