@@ -320,7 +320,7 @@ def serialized_streams(context: DeviceContext) -> Iterator[Cause]:
     shorter = number == np.bincount(number, saved_ns).argmin()
     yield context.tasks_finding(
         f"serialized streams: {plural(len(other), 'kernel')} that use less than half of the "
-        f"device start only when one on another of {len(streams)} streams ends",
+        f"device take turns on {len(streams)} streams: each starts when one of another stream ends",
         other[shorter],
         saved_ns[shorter],
         advice="if they do not need each other's results, remove the events between the streams "
