@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import shutil
+import subprocess
 import sys
 import time
 import urllib.request
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 
 from tests.analysis.builders import memory_report, run_time_report
 from unified_prof.base.text import source_hash
+from unified_prof.errors import UsageError
 from unified_prof.integrations.source_costs import (
     LineMap,
     file_and_line,
@@ -293,6 +295,18 @@ def test_newest_run_is_shown(tmp_path: Path) -> None:
         for file in folder.iterdir():
             os.utime(file, (time.time() - age,) * 2)
     assert newest_run(tmp_path) == new
+
+
+@pytest.mark.parametrize(
+    "header", [b"Content-Length: %d\r\n\r\n" % (1 << 40), b"Content-Length: " + b"9" * 9_000]
+)
+def test_oversized_message_ends_the_server(header: bytes) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "unified_prof", "lsp"], input=header, capture_output=True, timeout=60
+    )
+    assert done.returncode == UsageError.exit_code
+    assert b"[uprof:message-too-large]" in done.stderr
+    assert b"Traceback" not in done.stderr
 
 
 def test_file_of_ten_thousand_lines_takes_little_time(tmp_path: Path) -> None:

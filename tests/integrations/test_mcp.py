@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -236,6 +237,31 @@ def test_hostile_paths_and_malformed_arguments_are_refused(root: Path) -> None:
         assert word in reply.text, (name, arguments, reply.text)
         assert "Traceback" not in reply.text
         assert len(reply.text) < 1_000
+
+
+@pytest.mark.slow
+def test_malformed_messages_are_answered_and_later_ones_served(tmp_path: Path) -> None:
+    ping = '{"jsonrpc": "2.0", "id": 7, "method": "ping"}'
+    lines = ["not json", '{"jsonrpc": "2.0"', '{"a": 1}', "[" * 100_000, ping]
+    server = subprocess.Popen(
+        [sys.executable, "-m", "unified_prof", "mcp", "--root", str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert server.stdin is not None
+    assert server.stdout is not None
+    try:
+        server.stdin.write("\n".join(lines) + "\n")
+        server.stdin.flush()
+        answers = [json.loads(server.stdout.readline()) for _ in lines]
+    finally:
+        server.stdin.close()
+        server.stdout.close()
+        assert server.wait(60) == 0
+    assert [answer["id"] for answer in answers] == [None, None, None, None, 7]
+    codes = [answer["error"]["code"] for answer in answers[:-1]]
+    assert codes == [-32700, -32700, -32600, -32700]  # JSON-RPC 2.0, section 5.1
 
 
 def test_long_answers_have_a_cursor(tmp_path: Path) -> None:

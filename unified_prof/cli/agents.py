@@ -42,11 +42,13 @@ def lsp(
     Lines have their costs as hints, functions and classes their totals; findings are diagnostics. A
     file that changed since the run is marked as stale.
     """
-    from unified_prof.integrations.language_server import make_server
+    import sys
+
+    from unified_prof.integrations.language_server import Input, make_server
 
     is_missing = run is not None and not run.exists()
     cli.refuse(is_missing, f"--run {run} does not exist", slug="no-such-file")
-    make_server(run).start_io()
+    make_server(run).start_io(Input(sys.stdin.buffer))
 
 
 @cli.command("schema")

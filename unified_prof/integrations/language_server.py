@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from urllib.parse import quote
 
 from unified_prof.base.text import source_hash
-from unified_prof.errors import StoreError, UprofError, missing_package
+from unified_prof.errors import StoreError, UprofError, UsageError, missing_package
 from unified_prof.integrations.source_costs import (
     LineCost,
     LineMap,
@@ -31,6 +31,9 @@ from unified_prof.version import VERSION
 
 OPEN_PAGE = "uprof.openPage"
 RELOAD = "uprof.reload"
+# Maximum sizes of a header line and of a message, bytes. Messages hold the text of one file.
+_MAX_HEADER = 4096
+_MAX_BODY = 64 << 20
 _STALE = "the file has changed since the run: lines may be wrong"
 
 
@@ -187,7 +190,7 @@ class Costs:
 
 
 def make_server(run: Path | None = None) -> Any:
-    """Return the language server; `start_io()` serves stdio.
+    """Return the language server; `start_io(Input(sys.stdin.buffer))` serves stdio.
 
     Raises UsageError if pygls is not installed.
     """
@@ -317,6 +320,29 @@ def make_server(run: Path | None = None) -> Any:
         return address
 
     return server
+
+
+class Input:
+    """Messages of the editor, of limited size: pygls reads as many bytes as a header announces."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+
+    def readline(self) -> bytes:
+        """Return the next header line."""
+        line = self._stream.readline(_MAX_HEADER)
+        if len(line) == _MAX_HEADER:
+            raise UsageError(
+                f"a header is longer than {_MAX_HEADER} bytes", slug="message-too-large"
+            )
+        return line
+
+    def read(self, size: int) -> bytes:
+        """Return the body of a message."""
+        if size > _MAX_BODY:
+            message = f"a message has {size} bytes, more than {_MAX_BODY}"
+            raise UsageError(message, slug="message-too-large")
+        return self._stream.read(size)
 
 
 class Pages:

@@ -496,6 +496,45 @@ _CONVERT = "if it is a recording of another profiler, use the tool convert"
 _MAX_RESOURCES = 200
 
 
+class _MalformedAnswered:
+    """Messages of a client without the malformed ones, which the SDK would drop in silence.
+
+    JSON-RPC 2.0 answers those with -32700 (not JSON) or -32600 (not a message), and a null id.
+    """
+
+    def __init__(self, messages: Any, answers: Any) -> None:
+        self._messages, self._answers = messages, answers
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._messages, name)
+
+    def __aiter__(self) -> _MalformedAnswered:
+        return self
+
+    async def __anext__(self) -> Any:
+        from mcp.shared.message import SessionMessage
+        from mcp.types import INVALID_REQUEST, PARSE_ERROR, ErrorData, JSONRPCError
+        from pydantic import ValidationError
+
+        while isinstance(message := await self._messages.__anext__(), Exception):
+            problems = message.errors() if isinstance(message, ValidationError) else []
+            is_json = all(one["type"] != "json_invalid" for one in problems)
+            error = (
+                ErrorData(code=INVALID_REQUEST, message="not a JSON-RPC message")
+                if is_json
+                else ErrorData(code=PARSE_ERROR, message="not JSON")
+            )
+            answer = JSONRPCError(jsonrpc="2.0", id=None, error=error)
+            await self._answers.send(SessionMessage(answer))
+        return message
+
+    async def __aenter__(self) -> _MalformedAnswered:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._messages.aclose()
+
+
 def make_server(tools: ReportTools, *, allow_run: bool = False) -> Any:
     """Return the server over the official SDK; `run()` serves stdio until the client closes it.
 
@@ -506,6 +545,7 @@ def make_server(tools: ReportTools, *, allow_run: bool = False) -> Any:
         from mcp.server.mcpserver import MCPServer
         from mcp.server.mcpserver.exceptions import ResourceError, ToolError
         from mcp.server.mcpserver.resources import FunctionResource
+        from mcp.server.stdio import stdio_server
         from mcp.types import ToolAnnotations
 
     def answering(method: Callable[..., Answer], kind: type[Exception]) -> Callable[..., str]:
@@ -524,7 +564,14 @@ def make_server(tools: ReportTools, *, allow_run: bool = False) -> Any:
 
         return call
 
-    server: Any = MCPServer("uprof", version=VERSION, instructions=_INSTRUCTIONS, log_level="ERROR")
+    class Server(MCPServer):
+        async def run_stdio_async(self) -> None:
+            async with stdio_server() as (messages, answers):
+                options = self._lowlevel_server.create_initialization_options()
+                answered = _MalformedAnswered(messages, answers)
+                await self._lowlevel_server.run(answered, answers, options)
+
+    server: Any = Server("uprof", version=VERSION, instructions=_INSTRUCTIONS, log_level="ERROR")
     for name in (*READING_TOOLS, *(["run"] if allow_run else [])):
         notes = ToolAnnotations(read_only_hint=name != "run", open_world_hint=name == "run")
         tool = answering(getattr(tools, name), ToolError)
