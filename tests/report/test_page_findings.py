@@ -32,6 +32,18 @@ def test_finding_has_saving_advice_and_linked_evidence(window: Browser, tmp_path
     assert window.console() == []
 
 
+def test_evidence_scrolls_on_a_narrow_screen(window: Browser, tmp_path: Path) -> None:
+    symbol = f"void at::native::{'elementwise_' * 9}kernel<4, direct_copy_kernel_cuda>(int)"
+    page = write_page(mixed(tmp_path / "run.db", name=symbol, op_type=f"aten::{'copy_' * 12}"))
+    window.open(page, width=400)
+    click(window, ".findings summary")
+    width = "return [document.documentElement.scrollWidth, innerWidth]"
+    page_width, screen_width = window.run(width)
+    assert page_width == screen_width
+    row = "const one = document.querySelector('.evidence'); "
+    assert window.run(f"{row} return one.scrollWidth > one.clientWidth")
+
+
 def test_kernels_of_evidence_are_found_by_full_names(window: Browser, tmp_path: Path) -> None:
     symbol = "void at::native::elementwise_kernel<4, at::native::direct_copy_kernel_cuda>(int)"
     window.open(write_page(mixed(tmp_path / "run.db", name=symbol, op_type="aten::copy_")))

@@ -175,6 +175,15 @@ def test_shortened_names_in_a_table_stay_different() -> None:
     assert all(len(name) <= 40 and name.startswith("sm80_gemm_f3") for name in shown)
 
 
+def test_operations_that_differ_in_shapes_behind_a_long_word_stay_different() -> None:
+    shapes = ("[32,256,14,14]", "[32,1024,14,14]", "[32,64,56,56]")
+    operations = ("aten::cudnn_convolution_backward_input", "aten::cudnn_convolution")
+    names = [f"{one} {shape} [64,64,3,3] fp32" for one in operations for shape in shapes]
+    shown = first_column(*names, width=24)
+    assert len(set(shown)) == len(names)
+    assert max(map(len, shown)) <= 24
+
+
 def test_part_that_was_left_out_before_has_one_mark() -> None:
     (shown,) = first_column("reduce_kernel<...ReduceOp<MeanOps>>", width=28)
     assert shown == "reduce_kernel<...<MeanOps>>"

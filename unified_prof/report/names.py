@@ -144,7 +144,10 @@ def without_remark(text: str) -> str:
 def _truncate_around(text: str, width: int, place: int) -> str:
     """Shorten text to its beginning and the part from the word that contains `place`."""
     word = max(text.rfind(mark, 0, place) for mark in "_:<., ") + 1
-    head = min(word, max(0, width - 2 * len(ELLIPSIS)) * 2 // 5)
+    room = max(0, width - 2 * len(ELLIPSIS))
+    if place - word > room // 2:  # The word alone would hide the difference.
+        word = place
+    head = min(word, room * 2 // 5)
     rest = f"{text[:head]}{ELLIPSIS * (head < word)}{text[word:]}"
     return rest if len(rest) <= width else f"{rest[: max(0, width - len(ELLIPSIS))]}{ELLIPSIS}"
 

@@ -264,7 +264,8 @@ def _shorten(
     over = sum(widths) + _GAP * (len(widths) - 1) - room
     for index in sorted(range(len(widths)), key=lambda index: -widths[index]):
         if over > 0 and (columns[index].is_name if prose else columns[index].is_cut):
-            cut = min(over, max(0, widths[index] - minimum))
+            least = minimum * 5 // 6 if columns[index].is_prose else minimum  # Prose is wrapped.
+            cut = min(over, max(0, widths[index] - least))
             if (short := _width_without_remarks(columns[index])) is not None:
                 cut = widths[index] - min(short, widths[index])
             widths[index] -= cut
