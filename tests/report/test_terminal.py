@@ -11,9 +11,10 @@ from tests.cli.test_report import uprof
 from unified_prof.explain.api import open_reports
 from unified_prof.recording.model import Advice, Finding, Totals
 from unified_prof.report.advice import add_advice
+from unified_prof.report.composition import composition
 from unified_prof.report.document import Column, Document
 from unified_prof.report.figures import peak_parts
-from unified_prof.report.names import composition, finding_cost, finding_summary
+from unified_prof.report.names import finding_cost, finding_summary
 from unified_prof.report.terminal import render_text
 
 
@@ -207,6 +208,27 @@ def test_nothing_is_said_about_the_time_of_operations_that_was_not_measured(tmp_
         (analysis,) = opened.analyses
         breakdown = replace(analysis.breakdown("operation"), whole_ns=1_000_000)
         assert composition(analysis.summary, [breakdown], advice_of("text")) == []
+
+
+def test_time_outside_of_operations_is_that_of_the_measured_parts(tmp_path: Path) -> None:
+    parts = {"forward": 20, "backward": 35, "optimizer": 40, "zero_grad": 1, "other": 4}
+    operations = [("linear", 10.0, 15.0, [("model.py", 12)])]
+    with open_reports(run_time_report(tmp_path / "run_time.sqlite", operations)) as opened:
+        (analysis,) = opened.analyses
+        totals = analysis.summary.totals
+        ns = {name: ms * 1_000_000 for name, ms in (parts | {"waiting_for_cpu": 300}).items()}
+        measured = replace(analysis.summary, totals=replace(totals, iteration_parts_ns=ns))
+        breakdown = replace(analysis.breakdown("operation"), whole_ns=sum(parts.values()) * 10**6)
+        said = {
+            one: composition(summary, [breakdown], advice_of("text"))[0]
+            for one, summary in (("parts", measured), ("none", analysis.summary))
+        }
+    # 100 ms without the wait, of which the passes take 55 and operations 25.
+    assert said["parts"] == (
+        "operations take 25.0 % of the time, optimizer 40.0 %, "
+        "code between operations of the passes 30.0 %"
+    )
+    assert said["none"].endswith("25.0 % of the time, the other code of the program takes the rest")
 
 
 def test_wrapped_item_is_indented_to_its_text() -> None:

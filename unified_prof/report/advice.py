@@ -14,9 +14,10 @@ from unified_prof.explain.report_questions import Analysis, Change, WhatIfResult
 from unified_prof.explain.what_if import DeviceEstimate
 from unified_prof.recording.model import Advice, Finding
 from unified_prof.report import names
+from unified_prof.report.composition import composition, unexplained
 from unified_prof.report.document import Column, Document, columns_of
 from unified_prof.report.figures import advice_fields, coverage_fields, readable_answers
-from unified_prof.report.names import composition, excluded_part, replay_notes
+from unified_prof.report.names import excluded_part, replay_notes
 
 if TYPE_CHECKING:
     from unified_prof.cluster.overview import Overview
@@ -56,7 +57,7 @@ def gather_advice(opened: Opened) -> list[ReportAdvice]:
         advice, summary = analysis.advice(), analysis.summary
         by = next((by for by in ("operation", "kernel") if by in summary.available), None)
         shown = [] if advice.findings or by is None else [analysis.breakdown(by)]
-        say = names.unexplained if advice.findings else composition
+        say = unexplained if advice.findings else composition
         said = tuple(say(summary, shown, advice))
         return ReportAdvice(summary.path, summary.family, names.report_title(summary), advice, said)
 

@@ -24,6 +24,7 @@ from unified_prof.recording.idle import IN_WORDS
 from unified_prof.recording.model import KINDS, Series
 from unified_prof.recording.source import Coverage
 from unified_prof.recording.timeline import Timeline, Track
+from unified_prof.report.composition import composition, unexplained
 from unified_prof.report.document import fill_page, page_rows
 from unified_prof.report.figures import (
     collect_figures,
@@ -35,11 +36,9 @@ from unified_prof.report.formats import ReportRequest
 from unified_prof.report.names import (
     analysis_notes,
     anomaly_name,
-    composition,
     readable_names,
     recording_format,
     truncate_middle,
-    unexplained,
 )
 
 _SCRIPTS = (

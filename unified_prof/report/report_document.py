@@ -27,11 +27,11 @@ from unified_prof.recording.source import Coverage, device_name
 from unified_prof.recording.steps import StepTrace
 from unified_prof.report import names
 from unified_prof.report.columns import breakdown_columns, device_columns, step_parts
+from unified_prof.report.composition import composition, unexplained
 from unified_prof.report.document import Column, Document, name_column
 from unified_prof.report.figures import Figures, Selection, collect_figures, peak_parts
 from unified_prof.report.names import (
     analysis_notes,
-    composition,
     finding_cost,
     finding_summary,
 )
@@ -425,7 +425,7 @@ def add_findings(document: Document, figures: Figures) -> None:
     shown = [selection.breakdown for selection in figures.selections[:1]]
     composed = composition(figures.summary, shown, advice)
     notes, before = analysis_notes(advice, figures.summary.path), []
-    first = names.unexplained(figures.summary, shown, advice)
+    first = unexplained(figures.summary, shown, advice)
     if not first and advice.findings and names.is_mostly_excluded(advice):
         before = [line for line in notes if line.startswith(names.EXCLUDED)]
     for line in first or before:
