@@ -36,6 +36,16 @@ def test_export_command_reports_written_files_and_omissions(small: Path, tmp_pat
     refused(uprof("export", small, "-o", small), 9, "not a directory")
 
 
+def test_unknown_extension_is_refused_and_not_the_name_of_a_directory(
+    small: Path, tmp_path: Path
+) -> None:
+    refused(uprof("export", small, "-o", tmp_path / "a.jsn"), 2, "unknown extension .jsn")
+    assert not (tmp_path / "a.jsn").exists()
+    for name, *layout in (("a.jsn", "--layout", "mindstudio"), ("run.2",)):
+        assert uprof("export", small, "-o", tmp_path / name, *layout, "-q").returncode == 0
+        assert (tmp_path / name).is_dir()
+
+
 @pytest.mark.parametrize(
     ("chip", "devices", "name"),
     [

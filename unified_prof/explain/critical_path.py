@@ -57,7 +57,7 @@ def limits(recording: Recording, scheduled: Scheduled) -> list[tuple[str, str]]:
         (
             not recording.steps,
             "path_without_steps",
-            "no steps recorded: the path covers the whole recording"
+            "no steps recorded, so the path covers the whole recording"
             + _device_part(recording, scheduled),
         ),
         (

@@ -6,6 +6,7 @@ only with `force`. A layout of stacks has a row in LAYOUTS and in `export.stacks
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -146,18 +147,25 @@ LAYOUTS: tuple[Layout, ...] = (
     Layout("arrow", "tables", "an Arrow (Feather) file for each table"),
 )
 DEFAULT = LAYOUTS[0]
+_EXTENSION = re.compile(r"\.[A-Za-z]\w*")  # Directories may end in numbers: `run.2`.
 NAMES = tuple(one.name for one in LAYOUTS)
 
 
 def select_layout(output: Path, asked: str | None) -> Layout:
     """Return the requested layout, or the one that the extension of the output selects.
 
-    Raises UsageError if the extension belongs to another layout.
+    Raises UsageError if the extension is unknown, or belongs to another layout.
     """
     name = output.name.lower()
     matches = [(len(end), one) for one in LAYOUTS for end in one.suffixes if name.endswith(end)]
     of_ending = max(matches, key=lambda match: match[0])[1] if matches else None
     if asked is None:
+        if of_ending is None and _EXTENSION.fullmatch(output.suffix) and not output.exists():
+            raise UsageError(
+                f"{output}: unknown extension {output.suffix}",
+                hint=f"see `uprof export --help`, or use --layout {DEFAULT.name} for a directory",
+                slug="unknown-format",
+            )
         return of_ending or DEFAULT
     layout = next(one for one in LAYOUTS if one.name == asked)
     if of_ending not in (None, layout) and layout not in [one for _, one in matches]:

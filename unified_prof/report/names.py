@@ -397,7 +397,7 @@ _ANOMALY_NAMES = {
     "path_without_events": "critical path without event dependencies",
     "path_without_host": "critical path of the devices only",
     "path_without_launches": "critical path with missing launches",
-    "path_without_steps": "critical path of the whole recording",
+    "path_without_steps": "critical path",
     "peak_usage_not_measured": "peak memory could not be measured",
     "release_without_allocation": "frees of memory allocated before the recording",
     "replay_of_several_captures": "replayed graphs with several candidate captures",
