@@ -195,6 +195,7 @@ def test_c_function_that_delays_the_launch_is_named(tmp_path: Path, frame: str, 
     finding = findings_by_kind(write_slow_host(tmp_path / "run.db", frame=frame))["host_bound"]
     assert finding.text.count(f"most in {name}") == 1
     assert finding.evidence[0]["name"] == name
+    assert ("pin_memory=True" in finding.advice) == (name == "Tensor.to")
 
 
 @pytest.mark.parametrize(("thread", "covered"), [(2, 1.0), (1, 0.4)])

@@ -49,6 +49,9 @@ IDLE_SHARE = 0.10  # Minimum idle share (also MindStudio advisor's threshold).
 SMALL_NS = 10_000
 LATENCY_SHARE = 0.05  # Minimum share of launch latency in host-bound time to be mentioned.
 
+# Calls that copy to a device, and that hold the host if the memory is pageable.
+_COPIES = ("Tensor.to", "Tensor.cuda", "Tensor.npu", "Tensor.copy_")
+
 _GRAPHS = "graphs if shapes are static"
 _FEWER_LAUNCHES = f"larger batch, torch.compile or fused operations, %s {_GRAPHS}"
 _COMPILED = f'torch.compile(mode="reduce-overhead"), %s {_GRAPHS}, a larger batch'
@@ -95,6 +98,11 @@ def host_bound(context: DeviceContext) -> Iterator[Cause]:
             advice = "make this code faster, or run it less often or in another thread"
             if rows[0]["name"].endswith("search_unused_parameters"):
                 advice = "pass find_unused_parameters=False or static_graph=True to DDP"
+            elif rows[0]["name"] in _COPIES:
+                advice = (
+                    "copy batches from pinned memory (DataLoader pin_memory=True) with "
+                    "non_blocking=True, and convert dtypes on the device"
+                )
         elif not context.steps:
             text += ", or waits for requests (no steps recorded)"
             is_sure = False
