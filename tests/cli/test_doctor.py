@@ -37,6 +37,7 @@ def test_text_output_shows_the_same_as_a_table(
     out = capsys.readouterr().out
     assert "off      no         switched off" in out
     assert f"uprof        {__version__}" in out
+    assert "\n\ninstalled\n" in out
 
 
 def test_toolkit_is_found_by_its_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

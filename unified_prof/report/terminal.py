@@ -129,7 +129,8 @@ class _TextRenderer:
         label_width = max(map(cell_len, labels), default=0)
         for index, block in enumerate(blocks):
             joined = isinstance(block, Text) and (block.label or block.kind == "note")
-            if is_separated and not (index and joined):
+            is_further_table = bool(index) and isinstance(block, Table)
+            if is_further_table or (is_separated and not (index and joined)):
                 self._console.print()
             if isinstance(block, Table):
                 self._table(block, more)
