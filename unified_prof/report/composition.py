@@ -62,15 +62,15 @@ def composition(summary: Summary, shown: Sequence[Breakdown], advice: Advice) ->
     return said
 
 
-def _outside_operations(totals: Totals, operations_ns: int, time_ns: int) -> str:
+def _outside_operations(totals: Totals, operations_ns: float, time_ns: float) -> str:
     """Return the longest parts of an iteration outside of operations, without waits for a CPU."""
-    parts = dict(totals.iteration_parts_ns)
+    parts: dict[str, float] = dict(totals.iteration_parts_ns)
     parts.pop("waiting_for_cpu", None)
     passes = [parts.pop(name) for name in ("forward", "backward") if name in parts]
     if not passes:
         return "the other code of the program takes the rest"
     named = {part_name(name): ns for name, ns in parts.items()}
-    named["code between operations of the passes"] = max(0, sum(passes) - operations_ns)
+    named["code between operations of the passes"] = max(0.0, sum(passes) - operations_ns)
     longest = sorted(named.items(), key=lambda one: -one[1])
     shares = [f"{name} {format_share(ns, time_ns)}" for name, ns in longest]
     return ", ".join(shares[:_LONGEST])

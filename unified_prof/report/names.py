@@ -523,6 +523,7 @@ _RECORDINGS = {
     "rocm": "ROCm profiler recording",
     "ascend_pt": "torch_npu recording",
     "ascend_text": "torch_npu text export",
+    "memory_snapshot": "torch.cuda.memory snapshot",
 }
 # Directory of a cached report: a message names it, and its hash says nothing to readers.
 _CACHE = re.compile(r".*[/\\]uprof[/\\]reports[/\\][0-9a-f]{32}[/\\]")
