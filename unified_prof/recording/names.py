@@ -90,8 +90,9 @@ class Words:
 
 # Runtime calls.
 SYNCHRONIZES: Final = Words(
-    # Names in CUDA, HIP and ACL; copies that return when done; older names of CANN's runtime.
-    r"synchroni[sz]e "
+    # Names in CUDA, HIP and ACL, and of Intel GPUs; copies that return when done; older names of
+    # CANN's runtime.
+    r"synchroni[sz]e ^ur_(?:queue_finish|event_wait)$ "
     r"^(?:cuda|hip)_memcpy(?:_(?:to_symbol|from_symbol|with_stream|hto_d|dto_h))?$ "
     r"^cu_memcpy_(?:hto_d|dto_h|dto_d)$ ^(?:aclrt|rt)_memcpy$ ^stream_sync_task_finish$"
 )

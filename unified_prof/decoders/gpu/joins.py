@@ -7,13 +7,15 @@ to their launches, and OVERLAP_ANALYSIS is written.
 
 from __future__ import annotations
 
+import re
 from contextlib import ExitStack
 
 import numpy as np
 
-from unified_prof.arrays.grouping import NOWHERE, Bools, Ints, find
-from unified_prof.arrays.intervals import NONE, call_order, containing, inherit
+from unified_prof.arrays.grouping import NOWHERE, Bools, Ints, distinct_rows, find
+from unified_prof.arrays.intervals import NONE, ROUNDING_NS, call_order, containing, inherit
 from unified_prof.base.columns import MISSING
+from unified_prof.base.text import TIMES, scaled
 from unified_prof.decoders.gpu import rows as r
 from unified_prof.decoders.gpu.host_tables import Allocations, HostTables
 from unified_prof.decoders.gpu.rows import Forwards, Parts
@@ -24,6 +26,64 @@ from unified_prof.decoders.spool import Rows, Spool, row_type, selected, stacked
 API_TYPE_RUNTIME = 5000
 _FROM_CALL = ("thread", "operation_name", "signature")
 _TASK_WINDOW_ROWS = 1 << 15
+_KERNELS = (r.KERNEL, r.COMMUNICATION)
+# Maximum clock skew of host and device; a task that begins earlier is counted.
+_SKEW_NS = 100_000
+# Calls that launch one kernel.
+_LAUNCHES_ONE = re.compile(r"(?!.*(?:graph|multi)).*launch", re.IGNORECASE | re.DOTALL)
+
+
+class TaskChecks:
+    """Counts kernels whose recorded times or ids cannot be right, as of some AMD devices."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._sink = parts.sink
+        self._launching_one = [
+            number for name, number in parts.names.items() if _LAUNCHES_ONE.match(str(name))
+        ]
+        # Stream -> latest end of its kernels, and the latest end that was counted.
+        self._ends: dict[tuple[int, ...], tuple[int, int]] = {}
+        self._sharing = self._early = self._early_ns = self._overlong = self._overlong_ns = 0
+
+    def add_launches(self, tasks: Rows, launch: Ints, launching: Rows) -> None:
+        """Check the ids and starts of tasks with the indexes and rows of their launching calls."""
+        early_ns = launching["start"] - tasks["start"]
+        self._early += int(np.count_nonzero(early_ns > _SKEW_NS))
+        self._early_ns = max(self._early_ns, int(early_ns.max(initial=0)))
+        single = np.isin(launching["name"], self._launching_one) & np.isin(tasks["kind"], _KERNELS)
+        self._sharing += int(np.count_nonzero(single)) - len(np.unique(launch[single]))
+
+    def add_streams(self, tasks: Rows) -> None:
+        """Check the ends of tasks, which are sorted by start, against others of their streams.
+
+        Kernels of one graph are exempt: its branches run in parallel.
+        """
+        _, place, count = np.unique(tasks["connection"], return_inverse=True, return_counts=True)
+        chosen = np.isin(tasks["kind"], _KERNELS) & (count[place] == 1)
+        tasks = tasks[chosen & (tasks["graph"] == MISSING) & (tasks["stream"] != MISSING)]
+        fields = ("process", "device", "context", "stream")
+        first, place = distinct_rows(*(tasks[field].astype(np.int64) for field in fields))
+        for at in first.tolist():
+            key = tuple(int(tasks[field][at]) for field in fields)
+            latest, counted = self._ends.get(key, (NONE, NONE))
+            ends = np.append(latest, tasks["end"][place == at])
+            latest_ends = np.maximum.accumulate(ends)
+            beyond_ns = latest_ends[:-1] - ends[1:]
+            overlong = np.append(counted, latest_ends[:-1][beyond_ns > ROUNDING_NS])
+            self._overlong += int(np.count_nonzero(np.diff(overlong)))
+            self._overlong_ns = max(self._overlong_ns, int(beyond_ns.max(initial=0)))
+            self._ends[key] = int(latest_ends[-1]), int(overlong[-1])
+
+    def finish(self) -> None:
+        """Write the anomalies."""
+        anomaly = self._sink.anomaly
+        detail = "kernels with the correlation id of another's launch: operations may be wrong"
+        anomaly("shared_launch", self._sharing, detail)
+        detail = f"by up to {scaled(self._early_ns, TIMES)}: clocks differ, or ids are wrong"
+        anomaly("task_before_launch", self._early, detail)
+        beyond = scaled(self._overlong_ns, TIMES)
+        detail = f"ends up to {beyond} after a later kernel of its stream: times may be too long"
+        anomaly("overlong_kernel", self._overlong, detail)
 
 
 class Correlator:
@@ -33,8 +93,8 @@ class Correlator:
     all correlation ids if an earlier call has the same correlation id.
     """
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+    def __init__(self, parts: Parts, checks: TaskChecks) -> None:
+        self._parts, self._checks = parts, checks
         self._sink = parts.sink
         self._next_id = parts.max_correlation + 1
         self.joined = 0  # Number of tasks matched to their launch.
@@ -104,6 +164,7 @@ class Correlator:
             if found.all():
                 found = slice(None)
             launching = selected(calls, launch[found])
+            self._checks.add_launches(tasks[found], launch[found], launching)
             tasks["connection"][found] = connections[launch[found]]
             for field in _FROM_CALL:
                 tasks[field][found] = launching[field]

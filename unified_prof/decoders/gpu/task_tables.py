@@ -30,7 +30,7 @@ from unified_prof.base.text import NS_PER_S
 from unified_prof.decoders.gpu import host_tables
 from unified_prof.decoders.gpu import rows as r
 from unified_prof.decoders.gpu.host_tables import Allocations, HostTables, signature_texts
-from unified_prof.decoders.gpu.joins import Correlator, Overlap, write_host
+from unified_prof.decoders.gpu.joins import Correlator, Overlap, TaskChecks, write_host
 from unified_prof.decoders.gpu.pools import (
     Collective,
     algorithm,
@@ -78,8 +78,8 @@ NO_OPTIONS = Options()
 class TaskTables:
     """Writes the tables of device tasks, sorted by start."""
 
-    def __init__(self, parts: Parts, options: Options) -> None:
-        self._parts = parts
+    def __init__(self, parts: Parts, options: Options, checks: TaskChecks) -> None:
+        self._parts, self._checks = parts, checks
         self._sink = parts.sink
         self._base_ns, self._main_process = parts.base_ns, parts.main_process
         self._has_column, self._data_types = options.has_column, options.data_types
@@ -108,6 +108,7 @@ class TaskTables:
                 overlap = stack.enter_context(Overlap(self._parts))
             for (rows,) in windows(tasks):
                 self._write(rows)
+                self._checks.add_streams(rows)
                 if overlap is not None:
                     overlap.add(rows)
             if overlap is not None:
@@ -345,9 +346,11 @@ def write(parts: Parts, options: Options) -> int:
     options.progress("joining host events")
     with write_host(parts, HostTables(parts), Allocations(parts)) as calls:
         options.progress("joining launches and kernels")
-        correlator = Correlator(parts)
+        checks = TaskChecks(parts)
+        correlator = Correlator(parts, checks)
         with correlator.join(calls) as tasks:
-            TaskTables(parts, options).write(tasks)
+            TaskTables(parts, options, checks).write(tasks)
+        checks.finish()
     host_tables.write_extra_tables(parts)
     return correlator.joined
 

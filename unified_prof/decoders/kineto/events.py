@@ -185,26 +185,32 @@ class Kind(Enum):
 
 
 # Categories of complete events ("ph": "X"), in lower case: torch before 1.12 capitalized them
-# and used shorter names.
+# and used shorter names. `*` is any device, as in `privateuse1_runtime`. Kernels include all that
+# torch itself counts as time of a device.
 CATEGORIES: dict[str, Kind] = {
     category: kind
     for kind, categories in {
         Kind.OPERATION: "cpu_op operator",
         Kind.ANNOTATION: "user_annotation nvtx",
         Kind.FRAME: "python_function",
-        Kind.CALL: "cuda_runtime cuda_driver hip_runtime runtime xpu_runtime xpu_driver"
-        " mtia_runtime privateuse1_runtime privateuse1_driver",
-        Kind.KERNEL: "kernel",
-        Kind.COPY: "gpu_memcpy memcpy",
-        Kind.SET: "gpu_memset memset",
-        Kind.GPU_ANNOTATION: "gpu_user_annotation",
-        Kind.SYNC: "cuda_sync",
+        Kind.CALL: "*_runtime *_driver runtime",
+        Kind.KERNEL: "kernel *_kernel hpu_op mtia_ccp_events mtia_workloadd",
+        Kind.COPY: "*_memcpy memcpy",
+        Kind.SET: "*_memset memset",
+        Kind.GPU_ANNOTATION: "*_user_annotation",
+        Kind.SYNC: "*_sync",
         Kind.GARBAGE_COLLECTION: "python_gc",
         Kind.OTHER: "overhead trace cuda_profiler_range cuda_event collective_comm gpu_pm_counter"
-        " glow_runtime hpu_op mtia_ccp_events mtia_insight mtia_workloadd external_correlation",
+        " glow_runtime mtia_insight external_correlation",
     }.items()
     for category in categories.split()
 }
+
+
+def _kind_of(category: str) -> Kind:
+    of_any_device = f"*_{category.partition('_')[2]}"
+    return CATEGORIES.get(category) or CATEGORIES.get(of_any_device, Kind.UNKNOWN)
+
 
 _PHASES: dict[str, Kind] = {
     **dict.fromkeys("iI", Kind.INSTANT),
@@ -218,11 +224,8 @@ class Kinds(dict[tuple[Any, Any], Kind]):
 
     def __missing__(self, key: tuple[Any, Any]) -> Kind:
         phase, category = key
-        if phase == "X":
-            kind = CATEGORIES.get(str(category).lower(), Kind.UNKNOWN)
-        else:
-            kind = _PHASES.get(phase, Kind.UNKNOWN)
-        return self.setdefault(key, kind)
+        other = _PHASES.get(phase, Kind.UNKNOWN)
+        return self.setdefault(key, _kind_of(str(category).lower()) if phase == "X" else other)
 
 
 # Maximum slices that are not tried in one pass after failures.
