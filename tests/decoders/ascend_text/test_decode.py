@@ -99,6 +99,34 @@ def test_unknown_values_are_counted(tmp_path: Path) -> None:
     }
 
 
+def test_details_of_kernels_are_found_if_the_trace_has_times_as_numbers(tmp_path: Path) -> None:
+    """A float64 of Unix microseconds is a multiple of 0.25; kernel_details.csv has nanoseconds.
+
+    Ascend/pytorch#156 writes numbers instead of strings. The nearest kernel of the name is taken.
+    """
+    at_us = 1736408883704643.0
+    starts = {".212": 0.25, ".601": 0.5, ".899": 1.0}
+    events = [
+        builders.task("MatMul_0", "AI_CORE", 0, 0.25, number) | {"ts": at_us + shown}
+        for number, shown in enumerate(starts.values(), 1)
+    ]
+    lines = [f"MatMul_0,{t},AI_CORE,{at_us:.0f}{text}" for t, text in enumerate(starts)]
+    kernels = "\n".join(["Name,Type,Accelerator Core,Start Time(us)", *lines, ""])
+    found = convert_into(builders.write(tmp_path / "x", events, kernel_details=kernels), tmp_path)
+    assert not found.anomalies
+    types = "SELECT value FROM COMPUTE_TASK_INFO i JOIN TASK t ON t.globalTaskId = i.globalTaskId"
+    types += " JOIN STRING_IDS s ON s.id = i.opType ORDER BY startNs"
+    assert rows(found, types) == [("0",), ("1",), ("2",)]
+
+
+def test_kernels_keep_their_names_if_their_table_lacks_columns(tmp_path: Path) -> None:
+    """A table that cannot be used costs its details, not the recording."""
+    table = f"Name,Start Time(us)\nMatMul_0,{at(40)}\n"
+    found = convert_into(builders.write(tmp_path / "x", kernel_details=table), tmp_path)
+    assert found.rows["COMPUTE_TASK_INFO"] == 1
+    assert found.anomalies["undecoded_part"][1].endswith("has no column Accelerator Core")
+
+
 @pytest.mark.parametrize(
     ("name", "args", "table", "expected"),
     [

@@ -26,6 +26,7 @@ from unified_prof.base.columns import (
 )
 from unified_prof.decoders.ascend_text.events import BadEventError, Event, read_rows, time_ns
 from unified_prof.decoders.ascend_text.host import Columns, Enums, Layer, Names, number
+from unified_prof.errors import RawFormatError
 
 _GROUP, _GROUP_END, _PLANE = "Group ", " Communication", "Plane "
 _RDMA = "RDMA"
@@ -295,6 +296,19 @@ _AFTER = "Context ID"
 _NOT_ATTRIBUTED = ("cube_utilization(%)",)  # Computed from other counters.
 
 
+# Maximum difference of a kernel's start in the table and in the trace: some traces contain times as
+# numbers, of which float64 keeps a quarter of a microsecond.
+_NEAR_NS = 500
+
+
+def _kernel_rows(kernels: Path, sink: Sink) -> Iterator[dict[str, str]]:
+    """Yield the rows of kernel_details.csv; none if it lacks columns, as at the lowest level."""
+    try:
+        yield from read_rows(kernels, ("Name", "Start Time(us)", "Accelerator Core"), sink)
+    except RawFormatError as err:
+        sink.anomaly("undecoded_part", 1, str(err))
+
+
 def write_operators(
     kernels: Path | None, tasks: dict[str, Ints], names: list[str], sink: Sink
 ) -> None:
@@ -303,24 +317,30 @@ def write_operators(
     `tasks` are the columns of `Tasks`, `names` the strings that they refer to.
     """
     waiting: dict[tuple[int, str], list[int]] = {}
-    for row, start in enumerate(tasks["startNs"].tolist()):
-        key = (start, names[tasks["name"][row]])
+    starts = tasks["startNs"].tolist()
+    for row, start in enumerate(starts):
+        key = (start // _NEAR_NS, names[tasks["name"][row]])
         waiting.setdefault(key, []).append(row)
     described: list[tuple[int, dict[str, str]]] = []
     lost = 0
-    needed = ("Name", "Start Time(us)", "Accelerator Core")
-    for cells in () if kernels is None else read_rows(kernels, needed, sink):
+    for cells in () if kernels is None else _kernel_rows(kernels, sink):
         if cells["Accelerator Core"] in _COLLECTIVE_CORES:
             continue
         try:
-            places = waiting.get((time_ns(cells["Start Time(us)"]), cells["Name"]), [])
+            start = time_ns(cells["Start Time(us)"])
         except BadEventError:
-            places = []
-        place = _slice_in_stream(places, tasks, cells)
+            lost += 1
+            continue
+        near = start // _NEAR_NS
+        found = [waiting.get((at, cells["Name"]), []) for at in (near - 1, near, near + 1)]
+        places = [place for group in found for place in group]
+        distance = min((abs(starts[place] - start) for place in places), default=_NEAR_NS)
+        places = [place for place in places if abs(starts[place] - start) == distance]
+        place = _slice_in_stream(places, tasks, cells) if distance < _NEAR_NS else None
         if place is None:
             lost += 1
         else:
-            places.remove(place)
+            waiting[starts[place] // _NEAR_NS, cells["Name"]].remove(place)
             described.append((place, cells))
     detail = f"{kernels}: kernels without a slice in the trace"
     sink.anomaly("unmatched_kernel", lost, detail)
