@@ -115,6 +115,23 @@ UNSUPPORTED_FORMATS: tuple[UnsupportedFormat, ...] = (
         endings=(".ncu-rep",),
         head=re.compile(rb'(?:==PROF==[^\n]*\n)*"ID","Process ID","Process Name"'),
     ),
+    UnsupportedFormat(
+        "a CSV table of Nsight Systems",
+        "it has sums only; import an export: nsys export --type sqlite",
+        head=re.compile(rb'"?(?:Time \(%\)|Start \(ns\))"?,'),
+    ),
+    UnsupportedFormat(
+        "a CSV table of rocprof",
+        "record again: rocprofv3 --output-format json",
+        head=re.compile(rb'"(?:Kind","|Domain","Function"|Correlation_Id"|Index","?KernelName)'),
+    ),
+    UnsupportedFormat(
+        "a CSV table of an Ascend profile",
+        "convert the directory that contains it: *_ascend_pt or PROF_*",
+        head=re.compile(
+            rb"(?:\xef\xbb\xbf)?(?:Step Id,|Device_id,|Name,|Op Name,)[\w .]+,[\w .(),]*\r?\n"
+        ),
+    ),
     UnsupportedFormat("a Python script", "profile it: uprof run SCRIPT", endings=(".py",)),
     UnsupportedFormat(
         "a JAX or TensorFlow profile (XPlane)",
