@@ -1,10 +1,11 @@
-"""Traces of accelerators other than NVIDIA and AMD GPUs."""
+"""Traces of other accelerators than NVIDIA and AMD GPUs, and of builds without Kineto."""
 
+import json
 from pathlib import Path
 
 import pytest
 
-from tests.decoders.kineto.builders import RowSink, complete, copy, decode_events, operation
+from tests.decoders.kineto.builders import RowSink, complete, copy, decode, decode_events, operation
 from unified_prof.recording.names import SYNCHRONIZES
 
 
@@ -65,3 +66,25 @@ def test_calls_of_intel_gpus_that_wait_for_the_device_are_known() -> None:
     assert all(SYNCHRONIZES(name) for name in waiting)
     assert not SYNCHRONIZES("urEnqueueKernelLaunch")
     assert not SYNCHRONIZES("urEnqueueEventsWaitWithBarrier")
+
+
+def test_operations_of_a_build_without_kineto_are_read(tmp_path: Path) -> None:
+    """Without Kineto, torch writes a list of events without categories (pytorch/pytorch#95460).
+
+    Times of devices nest there: they are not those of kernels.
+    """
+    span = {"ph": "X", "tid": 1, "pid": "CPU functions", "args": {}}
+    events = [
+        {"name": "ProfilerStep#3", "ts": 5, "dur": 90} | span,
+        {"name": "aten::linear", "ts": 10, "dur": 50.5} | span,
+        {"name": "aten::addmm", "ts": 20, "dur": 30} | span,
+        {"name": "aten::addmm", "ts": 25, "dur": 9} | span | {"pid": "CUDA functions", "tid": 0},
+    ]
+    trace = tmp_path / "trace.json"
+    trace.write_text(json.dumps(events))
+    sink = decode(trace)
+    operations = sink.rows("PYTORCH_API", "name", "startNs", "endNs", texts=["name"])
+    assert operations == [("aten::linear", 10_000, 60_500), ("aten::addmm", 20_000, 50_000)]
+    assert len(sink.tables["STEP_TIME"]) == 1
+    assert "TASK" not in sink.tables
+    assert sink.anomalies == {"unknown_category": 1}

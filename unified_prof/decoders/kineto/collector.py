@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec import structs
 
 from unified_prof.arrays.grouping import Bools, Ints
 from unified_prof.base.columns import MISSING, NOT_AVAILABLE, Coverage, Sink, ints
@@ -193,6 +194,8 @@ def _text(value: Any) -> str:
 
 _MEMORY_EVENT = "[memory]"
 _OUT_OF_MEMORY_EVENT = "[OutOfMemory]"
+# pid of operations in traces of builds of torch without Kineto, whose events have no category.
+_PROCESS_WITHOUT_KINETO = "CPU functions"
 _MAX_FLOWS = 10_000  # Flows that are kept of each forward thread.
 _IDS_PER_BLOCK = 1024  # At most: torch gives each thread blocks of ids, whose last is not full.
 _SAMPLE_SHARE = 0.1  # Below this share of the ids, operations were removed from the file.
@@ -549,14 +552,19 @@ class Collector(Fields):
 
     def _unknown(self, kind: Kind, events: list[ev.Event]) -> None:
         spans = [event for event in events if event.ph == "X"]
+        if operations := [event for event in spans if event.pid == _PROCESS_WITHOUT_KINETO]:
+            self.counts[kind.value] -= len(operations)
+            self.counts[Kind.OPERATION.value] += len(operations)
+            self._operations(Kind.OPERATION, [structs.replace(e, pid=0) for e in operations])
+            spans = [event for event in spans if event.pid != _PROCESS_WITHOUT_KINETO]
         if spans:
             self.sink.anomaly("unknown_category", len(spans), f"category {spans[0].cat!r}")
             self._others(kind, spans)
-        rest = len(events) - len(spans)
+        rest = [event for event in events if event.ph != "X"]
         if rest:
-            first = next(event for event in events if event.ph != "X")
-            self.sink.anomaly("unsupported_event", rest, f"phase {first.ph!r}, {first.name!r}")
-            self.unsupported += rest
+            detail = f"phase {rest[0].ph!r}, {rest[0].name!r}"
+            self.sink.anomaly("unsupported_event", len(rest), detail)
+            self.unsupported += len(rest)
 
     def _labels(self, _: Kind, events: list[ev.Event]) -> None:
         for event in events:
