@@ -61,6 +61,8 @@ def test_kernels_that_may_overlap_are_not_counted_as_overlong(tmp_path: Path) ->
         kernel(190, 9, 2),  # rounded to microseconds
     ):
         assert not decode_kernels(tmp_path, longer, inner).anomalies
+    collective = kernel(100, 100, 1, name="ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)")
+    assert not decode_kernels(tmp_path, collective, kernel(120, 10, 2)).anomalies
     in_graph = [kernel(120 + 10 * at, 5, 1) for at in range(3)]
     sink = decode_kernels(tmp_path, longer, *in_graph, name="cudaGraphLaunch")
     assert not sink.anomalies

@@ -56,10 +56,11 @@ class TaskChecks:
     def add_streams(self, tasks: Rows) -> None:
         """Check the ends of tasks, which are sorted by start, against others of their streams.
 
-        Kernels of one graph are exempt: its branches run in parallel.
+        Kernels of one graph are exempt, because its branches run in parallel, and collectives: AMD
+        devices record queues as streams, and a queue may have kernels of several streams.
         """
         _, place, count = np.unique(tasks["connection"], return_inverse=True, return_counts=True)
-        chosen = np.isin(tasks["kind"], _KERNELS) & (count[place] == 1)
+        chosen = (tasks["kind"] == r.KERNEL) & (count[place] == 1)
         tasks = tasks[chosen & (tasks["graph"] == MISSING) & (tasks["stream"] != MISSING)]
         fields = ("process", "device", "context", "stream")
         first, place = distinct_rows(*(tasks[field].astype(np.int64) for field in fields))
