@@ -100,6 +100,7 @@ SYNCHRONIZES_DEVICE: Final = Words(r"(?:device|ctx|context)_synchroni[sz]e synch
 WAITS_FOR_EVENT: Final = Words("stream_wait_event")
 LAUNCHES: Final = Words("launch", but="graph")
 LAUNCHES_GRAPH: Final = Words("graph_launch")
+LAUNCHES_THREADS: Final = Words("^hip_ext_module_launch_kernel$")  # Its grid is in threads.
 CAPTURED_LAUNCH: Final = Words(
     r"launch_(?:\w+_)?kernel mem(?:cpy|set)_(?:\w+_)?async", but="graph_launch"
 )
@@ -279,7 +280,14 @@ _NAMESPACES: Final = dict.fromkeys(
 # `_` between them. `^word` is the first word, `word$` the last, `^word$` the whole name.
 _OPERATIONS: Final[tuple[tuple[str, str], ...]] = (
     (EMBEDDING, "split_embedding split_lookup"),
-    (REDUCTION, "moe_(?:align|sum) topk embedding_loss"),
+    # The routing of a mixture of experts; its other operations multiply.
+    (COLLECTIVES, "moe_distribute"),
+    (CAST, r"moe_(?:token_)?(?:un)?permute"),
+    (
+        REDUCTION,
+        "moe_(?:align|sum|sorting|fused_gate|gating|routing|(?:init|finalize|re)_routing"
+        "|compute_expert) topk embedding_loss",
+    ),
     (
         COLLECTIVES,
         r"all_?reduce all_?gather reduce_?scatter all_?to_?all all_all ^hccl ^hcom ^nccl ^gloo "
@@ -425,10 +433,10 @@ _KERNELS: Final[tuple[tuple[str, str], ...]] = (
         MATMUL,
         r"(?!fb)[a-z]*gemm[a-z]* t?gmm lora_(?:expand|shrink) [a-z]*gemv[a-z]* nvjet cijk "
         r"mat_?mul bmm mm split_?k[a-z]* stream_?k xmma cublas tensorop dot_kernel addmm baddbmm "
-        r"wv_?split_?k fused_moe moe_(?:persistent_)?kernel tensile",
+        r"wv_?split_?k fused_moe moe_(?:persistent_)?kernel moe_stage tensile",
     ),
     (ELEMENT_WISE, r"rotary m?rope (?:act|situ)_and_mul swi_?glu"),
-    (REDUCTION, r"top_?k[dv]* sort embedding_loss moe_(?:align|sum) [sm]btopk"),
+    (REDUCTION, r"top_?k[dv]* sort embedding_loss moe_(?:align|sum|sorting|fused_gate) [sm]btopk"),
     (
         EMBEDDING,
         r"embeddings? gather[a-z]* scatter "

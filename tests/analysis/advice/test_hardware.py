@@ -146,8 +146,11 @@ def test_depthwise_convolutions_are_not_computed_by_matrix_units(
     assert ("inefficient_operation" in findings) != found
 
 
-def test_advice_for_attention_names_its_kernels(tmp_path: Path) -> None:
-    heads = ";".join(["1,8,4096,192"] * 3)
+@pytest.mark.parametrize(("size", "padded"), [(192, "a head size of 192 to 256"), (128, None)])
+def test_advice_for_attention_names_its_kernels(
+    tmp_path: Path, size: int, padded: str | None
+) -> None:
+    heads = ";".join([f"1,8,4096,{size}"] * 3)
     with Shaped(tmp_path / "run.db") as device:
         device.set_device_name(H100)
         name = "aten::_scaled_dot_product_flash_attention"
@@ -155,7 +158,37 @@ def test_advice_for_attention_names_its_kernels(tmp_path: Path) -> None:
         values = ["", "", "", "0.", "False", "False", ""]
         device.operation(0, 5, name, f"{heads};;;;", types, launches=1, values=values)
         device.kernel(1000, 5_001_000, "attn_fwd", 1)
-    assert "sdpa_kernel" in findings_by_kind(tmp_path / "run.db")["inefficient_operation"].advice
+    found = findings_by_kind(tmp_path / "run.db")["inefficient_operation"].advice
+    assert "sdpa_kernel" in found
+    assert "pad" not in found if padded is None else padded in found
+
+
+@pytest.mark.parametrize(
+    ("call", "grid", "clause"),
+    [
+        ("hipLaunchKernel", "4,2,1", "its kernels have 8 blocks for 304 compute units"),
+        ("hipExtModuleLaunchKernel", "512,4,1", "its kernels have 8 blocks for 304 compute units"),
+        ("hipLaunchKernel", "512,4,1", None),  # 2,048 blocks
+        ("hipExtModuleLaunchKernel", "65536,1,1", None),  # 256 blocks
+    ],
+)
+def test_few_blocks_of_a_slow_operation_are_named(
+    tmp_path: Path, call: str, grid: str, clause: str | None
+) -> None:
+    """Tiles of 256 x 128 cover a result of 256 x 512 four times, twice if the sum is split."""
+    with Shaped(tmp_path / "run.db") as device:
+        device.set_device_name("AMD Instinct MI300X")
+        for name, value in (("numSms", "304"), ("warpSize", "64")):
+            device.row("UPROF_GPU_DEVICES", deviceId=0, name=name, value=value)
+        for at in range(10):
+            begin, start = at * 10, 1000 + at * 1_000_000
+            shapes = "256,131072;131072,512"
+            device.operation(begin, begin + 5, "aten::mm", shapes, BF16, launches=at + 1)
+            device.runtime(begin + 1, begin + 3, call, at + 1)
+            block = {"grid": grid, "block": "256,1,1"}
+            device.kernel(start, start + 1_000_000, "Cijk_Ailk_Bljk", at + 1, **block)
+    text = findings_by_kind(tmp_path / "run.db")["inefficient_operation"].text
+    assert "blocks for" not in text if clause is None else clause in text
 
 
 def test_hardware_rules_are_skipped_for_an_unknown_device(tmp_path: Path) -> None:

@@ -269,7 +269,7 @@ _GRID = re.compile(r"\d{1,10},\d{1,10},\d{1,10}")  # Sizes of a grid are 32-bit 
 def low_occupancy(context: DeviceContext) -> Iterator[Cause]:
     """Find kernels with fewer blocks than multiprocessors."""
     tasks = context.tasks
-    blocks = _blocks_per_processor(context)
+    blocks = blocks_per_processor(context)
     few = (blocks > 0) & (blocks < 1) & (tasks.kind == KERNEL)
     few &= ~context.has_name(names.has_few_blocks)
     rows = np.flatnonzero(few)
@@ -277,10 +277,9 @@ def low_occupancy(context: DeviceContext) -> Iterator[Cause]:
     lost = np.maximum(tasks.length_ns[rows] - TAIL_NS, 0) * (1 - blocks[rows])
     if context.share(kernel_ns) < LOW_OCCUPANCY_SHARE:
         return
-    is_amd = context.device_property("warpSize") == AMD_WAVE
-    units = "compute units" if is_amd else "multiprocessors"
     yield context.tasks_finding(
-        f"low occupancy: {plural(len(rows), 'kernel')} with fewer blocks than {units}, "
+        f"low occupancy: {plural(len(rows), 'kernel')} with fewer blocks than "
+        f"{processors(context)}, "
         f"{percent(context.share(kernel_ns))} of the time",
         rows,
         lost,
@@ -300,7 +299,7 @@ TURN_NS = 5_000  # Maximum time between both.
 def serialized_streams(context: DeviceContext) -> Iterator[Cause]:
     """Find small kernels on two streams that take turns, waiting for each other by events."""
     tasks, recording = context.tasks, context.recording
-    blocks = _blocks_per_processor(context)
+    blocks = blocks_per_processor(context)
     rows = np.flatnonzero((tasks.kind == KERNEL) & ~context.in_class(names.COLLECTIVES))
     one, other = rows[:-1], rows[1:]
     call = recording.host_calls.launching(recording.work.connection[tasks.row[other]])
@@ -331,10 +330,16 @@ def serialized_streams(context: DeviceContext) -> Iterator[Cause]:
     )
 
 
-def _blocks_per_processor(context: DeviceContext) -> NDArray[np.float64]:
+def processors(context: DeviceContext) -> str:
+    """Return the vendor's term for multiprocessors."""
+    is_amd = context.device_property("warpSize") == AMD_WAVE
+    return "compute units" if is_amd else "multiprocessors"
+
+
+def blocks_per_processor(context: DeviceContext) -> NDArray[np.float64]:
     """Return the blocks per multiprocessor of each task, as recorded or from its grid; else < 0.
 
-    On AMD only grids are recorded, some of them in threads: these seem to have more blocks.
+    On AMD only grids are recorded, those of one call in threads.
     """
     share_of_units = f"CAST(blocksPerSm * {PARTS} AS INTEGER)"
     blocks = context.task_column("UPROF_GPU_TASKS", share_of_units) / PARTS
@@ -342,11 +347,21 @@ def _blocks_per_processor(context: DeviceContext) -> NDArray[np.float64]:
     rows = np.flatnonzero((blocks < 0) & (context.tasks.kind == KERNEL))
     if units is None or not len(rows):
         return blocks
-    grid = context.task_column("UPROF_GPU_TASKS", "gridDim")[rows]
-    ids, number = np.unique(grid, return_inverse=True)
-    grids = [text or "" for text in context.recording.strings.texts(ids.tolist())]
-    sizes = [prod(map(int, text.split(","))) if _GRID.fullmatch(text) else -1 for text in grids]
-    blocks[rows] = np.array(sizes, np.float64)[number] / units
+    calls, tasks = context.recording.host_calls, context.tasks
+    call = calls.launching(context.recording.work.connection[tasks.row[rows]])
+    in_threads = calls.matching(context.recording.strings, names.LAUNCHES_THREADS)
+    in_threads = np.append(in_threads, False)[call]
+
+    def sizes(column: str) -> NDArray[np.float64]:
+        ids, number = np.unique(
+            context.task_column("UPROF_GPU_TASKS", column)[rows], return_inverse=True
+        )
+        texts = [text or "" for text in context.recording.strings.texts(ids.tolist())]
+        found = [prod(map(int, text.split(","))) if _GRID.fullmatch(text) else -1 for text in texts]
+        return np.array(found, np.float64)[number]
+
+    per_block = np.maximum(sizes("blockDim"), 1) if in_threads.any() else 1.0
+    blocks[rows] = sizes("gridDim") / np.where(in_threads, per_block, 1.0) / units
     return blocks
 
 

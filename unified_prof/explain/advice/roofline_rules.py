@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from unified_prof.explain.advice.device_context import Cause, DeviceContext, matrix_kernels
-from unified_prof.explain.advice.idle_segments import EVIDENCE_ROWS, Flags, percent
+from unified_prof.explain.advice.idle_segments import EVIDENCE_ROWS, Flags, percent, plural
+from unified_prof.explain.advice.kernel_rules import HALF, blocks_per_processor, processors
 from unified_prof.explain.roofline import breakdown, peaks
 from unified_prof.explain.roofline.breakdown import MATRIX_TARGET, MEMORY_TARGET, RooflineRow
 from unified_prof.explain.roofline.peaks import Device, known_devices
@@ -17,6 +18,7 @@ from unified_prof.recording.calls import KERNEL
 from unified_prof.recording.model import Evidence
 
 OPERATION_SHARE = 0.05  # Minimum share of kernel time of an operation.
+MOSTLY = 0.5  # Minimum share of the time of an operation's kernels that have few blocks.
 EFFICIENCY = 0.4  # Maximum roofline efficiency; a plain matmul of a thousand rows reaches more.
 MIN_OPERATION_NS = 20_000  # Shorter operations are dominated by launch and tail effects.
 FULL_SHARE = 0.10  # Minimum share of kernel time of fp32 matmuls, convolutions and attention.
@@ -58,9 +60,10 @@ def inefficient_operation(context: DeviceContext) -> Iterator[Cause]:
     if worst.bound == "memory":
         limit = "peak memory bandwidth"
     verb = "operation runs" if len(slow) == 1 else "operations run"
+    of_worst = breakdown.lost_ns(context.recording, context.tasks.row, lambda row: row is worst) > 0
     yield context.tasks_finding(
         f"{len(slow)} {verb} far below the roofline: {worst.name} {worst.shapes} "
-        f"reaches {percent(worst.efficiency or 0.0)} of {limit}",
+        f"reaches {percent(worst.efficiency or 0.0)} of {limit}{_few_blocks(context, of_worst)}",
         saves,
         saved_ns[saves],
         names_place=False,
@@ -71,13 +74,25 @@ def inefficient_operation(context: DeviceContext) -> Iterator[Cause]:
     )
 
 
+def _few_blocks(context: DeviceContext, selected: Flags) -> str:
+    """Return a clause with the blocks of kernels that leave half of the device without work."""
+    units = context.device_property("numSms")
+    if units is None or "UPROF_GPU_TASKS" not in context.recording.source.tables:
+        return ""
+    blocks, length = blocks_per_processor(context), context.tasks.length_ns * selected
+    few = length * ((blocks > 0) & (blocks < HALF))
+    if few.sum() < MOSTLY * length.sum():
+        return ""
+    count = round(blocks[few.argmax()] * units)
+    return f"; its kernels have {plural(count, 'block')} for {units} {processors(context)}"
+
+
 _PAD = "pad inner dimensions (channels of a convolution) to a multiple of 8 (16 for 8-bit types)"
 _PAD_NPU = "pad inner dimensions to a multiple of 256 elements, at least of 16 (a cube block)"
 _TRANSFORM = "pad lengths of transforms to products of 2, 3, 5 and 7"
 _TUNE = {  # Advice by the class or the unit of an operation.
     names.CONVOLUTION: "use layout channels_last, torch.backends.cudnn.benchmark, a larger batch",
-    names.ATTENTION: "compare the attention backends (torch.nn.attention.sdpa_kernel for SDPA); "
-    "some pad head sizes that are not a power of 2",
+    names.ATTENTION: "compare the attention backends (torch.nn.attention.sdpa_kernel for SDPA)",
     "matrix": "use a larger batch, fusion or another kernel (max-autotune)",
     **dict.fromkeys(
         ("vector", "copy"),
@@ -102,6 +117,9 @@ def _better_shapes(is_npu: bool, slow: list[RooflineRow], unaligned: list[Roofli
             hint = f"{_TRANSFORM} ({' and '.join(bad)})"
         else:
             hint = _TUNE_NPU if is_npu else _TUNE[kind]
+            head = max(row.cost.inner, default=0)
+            if kind == names.ATTENTION and head & (head - 1) and not is_npu:
+                hint += f"; some pad a head size of {head} to {1 << head.bit_length()}"
         hints.setdefault(hint, []).append(f"{row.name} {row.shapes}")
     if len(hints) == 1:
         return next(iter(hints))

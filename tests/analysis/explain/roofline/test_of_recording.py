@@ -43,12 +43,20 @@ class Shaped(Device):
             self.row("UPROF_OPERATION_INPUTS", startNs=start, globalTid=1, **row)
 
     def kernel(
-        self, start: int, end: int, name: str, connection: int = -1, *, stream: int = 2
+        self,
+        start: int,
+        end: int,
+        name: str,
+        connection: int = -1,
+        *,
+        stream: int = 2,
+        grid: str = "1,1,1",
+        block: str = "1,1,1",
     ) -> None:
         """Add a GPU kernel."""
         identity = self.task(start, end, connection=connection, kernel=(name, name), stream=stream)
-        text, one = self.text(name), self.text("1,1,1")
-        columns = {"name": text, "operation": text, "gridDim": one, "blockDim": one}
+        text, sizes = self.text(name), (self.text(grid), self.text(block))
+        columns = {"name": text, "operation": text, "gridDim": sizes[0], "blockDim": sizes[1]}
         self.row("UPROF_GPU_TASKS", globalTaskId=identity, **columns)
 
     def operator(
