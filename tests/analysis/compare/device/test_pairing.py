@@ -54,6 +54,17 @@ def test_places_of_many_operations_pair_none() -> None:
         assert found == ([((0, 0), (0, 0))] if count == 32 else [])
 
 
+@pytest.mark.parametrize(("column", "count"), [("shape", 0), ("module", 1)])
+def test_fused_operation_is_not_paired_with_one_of_its_parts(column: str, count: int) -> None:
+    """Two stages of experts have the inputs of the one operation that fuses them."""
+    stages: list[Key] = [(0, 1), (0, 2)]
+    sides: list[Any] = [
+        SimpleNamespace(places=lambda wanted, column: {key: {7: 1} for key in wanted})
+    ] * 2
+    assert len(device_tables._by_places(sides, [stages, [(0, 3)]], column)) == count
+    assert len(device_tables._by_places(sides, [stages, [(0, 3), (0, 4)]], column)) == 2
+
+
 @pytest.mark.parametrize(
     ("names", "canonical"),
     [
