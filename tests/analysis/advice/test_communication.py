@@ -148,6 +148,21 @@ def test_reductions_before_the_last_backward_pass_of_an_optimizer_step_cost_thei
         assert "reduced 4 times per optimizer step (12 collectives before" in finding.text
 
 
+def test_advice_without_a_backward_pass_is_not_about_gradients(tmp_path: Path) -> None:
+    with RunWithCollectives(tmp_path / "run.db", revision="latest") as run:
+        for begin in run.steps(5, STEP):
+            call = run.api(begin + US, begin + 2 * US, "cudaLaunchKernel")
+            run.call(begin, begin + 3 * US, "aten::mm")
+            run.task(begin + 10 * US, begin + 600 * US, connection=call, kernel=("gemm", "gemm"))
+            for start, end, size in AFTER_COMPUTE:
+                run.all_reduce(begin + start, begin + end, size)
+    advised = findings_by_kind(tmp_path / "run.db")["exposed_communication"].advice
+    assert "slowest rank" in advised
+    assert "bucket" not in advised
+    unknown = steps(tmp_path / "unknown.db", *AFTER_COMPUTE, compute=600 * US)
+    assert "bucket" in findings_by_kind(unknown)["exposed_communication"].advice
+
+
 def exposed_cost_us(path: Path) -> float:
     """Return the cost of exposed communication per step."""
     finding = findings_by_kind(path).get("exposed_communication")

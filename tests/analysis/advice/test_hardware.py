@@ -185,8 +185,8 @@ def test_few_blocks_of_a_slow_operation_are_named(
             shapes = "256,131072;131072,512"
             device.operation(begin, begin + 5, "aten::mm", shapes, BF16, launches=at + 1)
             device.runtime(begin + 1, begin + 3, call, at + 1)
-            block = {"grid": grid, "block": "256,1,1"}
-            device.kernel(start, start + 1_000_000, "Cijk_Ailk_Bljk", at + 1, **block)
+            end, name = start + 1_000_000, "Cijk_Ailk_Bljk"
+            device.kernel(start, end, name, at + 1, grid=grid, block="256,1,1")
     text = findings_by_kind(tmp_path / "run.db")["inefficient_operation"].text
     assert "blocks for" not in text if clause is None else clause in text
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import NamedTuple
 
@@ -163,6 +164,17 @@ def test_host_bound_names_a_loop_over_rows(
     clause = f"in a loop that runs {', '.join(names)} {runs} times per step"
     assert (finding is not None and clause in finding.text) == is_loop
     assert (finding is not None and "all runs of the loop" in finding.advice) == is_loop
+
+
+def test_host_bound_optimizer_is_no_loop_of_the_products_before_it(tmp_path: Path) -> None:
+    """80 products that keep the device busy, then 200 short operations of an optimizer."""
+    products = [Op("aten::mm", kernel="gemm", us=12)] * 80
+    around, kernel = "Optimizer.step#NorMuon.step", "multi_tensor_apply_kernel"
+    steps = [Op("aten::_foreach_mul_", kernel=kernel, around=around)] * 200
+    finding = findings_of(tmp_path / "run.db", [*products, *steps])["host_bound"]
+    assert "in a loop" not in finding.text
+    assert re.search(r"; (?:9\d|100) % of it in steps of the optimizer", finding.text)
+    assert finding.advice.startswith("pass fused=True to the optimizer")
 
 
 ZERO = loop("aten::zero_", around="Optimizer.zero_grad#SGD.zero_grad")

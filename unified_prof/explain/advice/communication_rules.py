@@ -30,6 +30,7 @@ from unified_prof.explain.advice.idle_segments import (
 from unified_prof.explain.schedule.selection import Selection
 from unified_prof.recording import collectives
 from unified_prof.recording.calls import COMMUNICATION, KERNEL
+from unified_prof.recording.framework import BACKWARD
 from unified_prof.recording.model import Evidence
 from unified_prof.recording.operators import numbered
 
@@ -344,6 +345,11 @@ def exposed_communication(context: DeviceContext) -> Iterator[Cause]:
         "overlap it: tune DDP or FSDP buckets (bucket_cap_mb, forward_prefetch), use gradient "
         "accumulation or a separate stream, or change the parallelization"
     )
+    if context.recording.framework is not None and not _trains(context):
+        advice = (
+            "overlap it, use fewer ranks per replica, or faster collectives (fused, quantized); "
+            "they also wait for the slowest rank: `uprof cluster build` compares the ranks"
+        )
     few = ~known & (messages.size >= SMALL_BYTES)  # Too few to compare with each other.
     rate = messages.size[few].sum() / max(int(messages.length[few].sum()), 1)
     if rate < LARGE_GB_PER_S and 2 * messages.alone_ns[few].sum() > exposed:
@@ -359,6 +365,11 @@ def exposed_communication(context: DeviceContext) -> Iterator[Cause]:
         figures={**figures, "last_bucket_ns": bucket_ns},
         evidence=messages.evidence(),
     )
+
+
+def _trains(context: DeviceContext) -> bool:
+    """Return True if a backward pass launched tasks."""
+    return bool((context.recording.work.launches.passes[context.tasks.row] == BACKWARD).any())
 
 
 def _without_fill_ns(

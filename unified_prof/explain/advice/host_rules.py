@@ -15,6 +15,7 @@ from unified_prof.explain.advice.device_context import (
     Cause,
     DeviceContext,
     code_place,
+    is_optimizer_step,
 )
 from unified_prof.explain.advice.host_calls import (
     LONG_NS,
@@ -118,6 +119,9 @@ def host_bound(context: DeviceContext) -> Iterator[Cause]:
         if share >= COVERED_SHARE:
             text += f"; {percent(share)} of it in {loop}"
             advice = f"compute all runs of the loop at once, or compile it; {advice}"
+        elif not context.quick and (share := _in_optimizer(context)) >= COVERED_SHARE:
+            text += f"; {percent(share)} of it in steps of the optimizer"
+            advice = f"pass fused=True to the optimizer if it has it, or compile its step; {advice}"
         text += "" if context.quick else _short_kernels(context)
     text += context.slowed_host
     yield context.finding(
@@ -138,6 +142,16 @@ def host_bound(context: DeviceContext) -> Iterator[Cause]:
         },
         evidence=rows,
     )
+
+
+def _in_optimizer(context: DeviceContext) -> float:
+    """Return the share of host-bound time in steps of the optimizer."""
+    framework, idle = context.recording.framework, host_bound_spans(context)
+    if framework is None:
+        return 0.0
+    steps = context.ranges(is_optimizer_step)
+    spans = intervals.merge(framework.start_ns[steps], framework.end_ns[steps])
+    return intervals.intersect(idle, spans).total_ns / idle.total_ns
 
 
 def _initializing(context: DeviceContext) -> float:

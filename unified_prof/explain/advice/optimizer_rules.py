@@ -295,13 +295,19 @@ def loop_of_operations(context: DeviceContext, idle: IntervalSet) -> tuple[str, 
     if framework is None:
         return "", 0.0
     calls = framework.outermost(work.connection[context.tasks.row])
-    row = np.flatnonzero((calls >= 0) & ~context.in_optimizer & ~context.explained)
-    calls, first = np.unique(calls[row], return_index=True)
+    row = np.flatnonzero(calls >= 0)
+    calls, first, number = np.unique(calls[row], return_index=True, return_inverse=True)
     texts, name = framework.names(calls)
+    # Neither the end of a step nor operations with other causes are within a loop.
+    step = np.searchsorted(context.windows.start_ns, framework.start_ns[calls], side="right")
+    other = np.bincount(number, (context.in_optimizer | context.explained)[row]) > 0
+    key = np.where(
+        other, -1 - np.arange(len(calls)), name.astype(np.int64) * (step.max(initial=0) + 1) + step
+    )
     spent: Counter[tuple[str, str]] = Counter()
     runs: Counter[tuple[str, str]] = Counter()
     counted = np.zeros(len(calls), bool)
-    for low, high, body in repeated(name.astype(np.int64), MIN_ROWS):
+    for low, high, body in repeated(key, MIN_ROWS):
         if counted[low:high].any():  # two runs of a loop are a loop of twice the period
             continue
         counted[low:high] = True
