@@ -163,6 +163,40 @@ def test_advice_without_a_backward_pass_is_not_about_gradients(tmp_path: Path) -
     assert "bucket" in findings_by_kind(unknown)["exposed_communication"].advice
 
 
+@pytest.mark.parametrize(
+    ("beside_us", "shape", "grid", "lost_us"),
+    [
+        (180, "64,64", "8,1,1", 80),
+        (110, "64,64", "8,1,1", None),  # noise
+        (180, "64,128", "8,1,1", None),  # other inputs
+        (180, "64,64", "16,1,1", None),
+    ],
+)
+def test_kernels_next_to_collectives_cost_what_they_take_longer(
+    tmp_path: Path, beside_us: int, shape: str, grid: str, lost_us: int | None
+) -> None:
+    """Of 21 equal products in a row, every second one runs while an all-reduce moves data."""
+    end = 500 * US
+    with RunWithCollectives(tmp_path / "run.db", revision="latest") as run:
+        for number in range(21):
+            host, start, beside = number * 10 * US, end, number % 2 == 1
+            end = start + (beside_us if beside else 100) * US
+            inputs = (shape if beside else "64,64", "float")
+            run.call(host, host + 9 * US, "aten::mm", inputs=inputs)
+            call = run.api(host + US, host + 2 * US, "cudaLaunchKernel")
+            task = run.task(start, end, connection=call, kernel=("gemm", "gemm"))
+            columns = dict.fromkeys(("name", "operation", "blockDim"), run.text("gemm"))
+            columns["gridDim"] = run.text(grid if beside else "8,1,1")
+            run.row("UPROF_GPU_TASKS", globalTaskId=task, **columns)
+            if beside:
+                run.all_reduce(start, end, 8 * MIB)
+    finding = findings_by_kind(tmp_path / "run.db").get("contention")
+    assert (finding is None) == (lost_us is None)
+    if finding is not None and lost_us is not None:
+        assert saving_ns(finding) == pytest.approx(10 * lost_us * US)
+        assert "10 kernels that run 1.8 times as long next to collectives" in finding.text
+
+
 def exposed_cost_us(path: Path) -> float:
     """Return the cost of exposed communication per step."""
     finding = findings_by_kind(path).get("exposed_communication")

@@ -367,6 +367,52 @@ def exposed_communication(context: DeviceContext) -> Iterator[Cause]:
     )
 
 
+# Minimum kernels next to collectives and alone of which medians are compared, and their ratio.
+MIN_ALIKE, CONTENDED = 5, 1.15
+BESIDE, ALONE = 0.9, 0.05  # Share of its time that a kernel runs next to collectives.
+
+
+def contention(context: DeviceContext) -> Iterator[Cause]:
+    """Find kernels that take longer next to collectives than alone, with the same inputs."""
+    framework, tasks = context.recording.framework, context.tasks
+    assert framework is not None
+    call = framework.direct(context.recording.work.connection.to_array())[tasks.row]
+    beside = intervals.covered(Messages(context).intervals, tasks.start_ns, tasks.end_ns)
+    share = beside / np.maximum(tasks.length_ns, 1)
+    rows = np.flatnonzero(
+        (tasks.kind == KERNEL) & (call >= 0) & ((share >= BESIDE) | (share <= ALONE))
+    )
+    _, name = framework.names(call[rows])
+    texts, shape = framework.inputs(call[rows])
+    known = np.array([bool(text) for text in texts], bool)[shape]
+    rows, name, shape = rows[known], name[known], shape[known]
+    grid = context.task_column("UPROF_GPU_TASKS", "gridDim")[rows]
+    length, lost = tasks.length_ns, np.zeros(len(tasks.row), np.float64)
+    for _, same in by_key(numbered(context.kernel[rows], grid, name, shape)):
+        next_to = share[rows[same]] >= BESIDE
+        slow, alone = rows[same[next_to]], rows[same[~next_to]]
+        if min(len(slow), len(alone)) < MIN_ALIKE:
+            continue
+        usual = float(np.median(length[alone]))
+        if np.median(length[slow]) >= CONTENDED * usual:
+            lost[slow] = np.maximum(length[slow] - usual, 0)
+    slowed = np.flatnonzero(lost)
+    if not len(slowed):
+        return
+    ratio = length[slowed].sum() / (length[slowed] - lost[slowed]).sum()
+    yield context.tasks_finding(
+        f"contention: {plural(len(slowed), 'kernel')} that run {ratio:.1f} times as long next to "
+        "collectives as alone",
+        slowed,
+        lost[slowed],
+        advice="let collectives use fewer multiprocessors (NCCL_MAX_CTAS) or move fewer bytes "
+        "(16-bit gradients); without overlap they may cost more",
+        sure="possible",
+        least=WARN_SHARE,
+        figures={"kernels": len(slowed), "ratio": round(float(ratio), 3)},
+    )
+
+
 def _trains(context: DeviceContext) -> bool:
     """Return True if a backward pass launched tasks."""
     return bool((context.recording.work.launches.passes[context.tasks.row] == BACKWARD).any())

@@ -251,6 +251,9 @@ RULES: tuple[Rule, ...] = (
     Rule(npu_rules.link_contention, _MESSAGES, only="NPU"),
     Rule(communication_rules.repeated_reductions, both(_COLLECTIVES, framework)),
     Rule(communication_rules.exposed_communication, _COLLECTIVES, cheap=True),
+    Rule(
+        communication_rules.contention, both(_COLLECTIVES, _GRIDS, framework, _SHAPES), only="GPU"
+    ),
     Rule(product_rules.avoidable_products, both(device, framework, _SHAPES)),
     Rule(product_rules.unfused_cross_entropy, both(device, framework, _SHAPES)),
     Rule(optimizer_rules.dense_embedding),
