@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -557,3 +558,42 @@ def highest_ratio(context: DeviceContext, counters: re.Pattern[str]) -> NDArray[
     np.maximum.at(highest, number, table["value"][selected])
     row = context.table_row(keys)
     return np.where(row >= 0, highest[row] / PARTS, np.nan)
+
+
+AMD_WAVE = 64  # Threads of a warp of AMD's data center devices.
+_GRID = re.compile(r"\d{1,10},\d{1,10},\d{1,10}")  # Sizes of a grid are 32-bit numbers.
+
+
+def processors(context: DeviceContext) -> str:
+    """Return the vendor's term for multiprocessors."""
+    is_amd = context.device_property("warpSize") == AMD_WAVE
+    return "compute units" if is_amd else "multiprocessors"
+
+
+def blocks_per_processor(context: DeviceContext) -> NDArray[np.float64]:
+    """Return the blocks per multiprocessor of each task, as recorded or from its grid; else < 0.
+
+    On AMD only grids are recorded, those of one call in threads.
+    """
+    share_of_units = f"CAST(blocksPerSm * {PARTS} AS INTEGER)"
+    blocks = context.task_column("UPROF_GPU_TASKS", share_of_units) / PARTS
+    units = context.device_property("numSms")
+    rows = np.flatnonzero((blocks < 0) & (context.tasks.kind == KERNEL))
+    if units is None or not len(rows):
+        return blocks
+    calls, tasks = context.recording.host_calls, context.tasks
+    call = calls.launching(context.recording.work.connection[tasks.row[rows]])
+    in_threads = calls.matching(context.recording.strings, names.LAUNCHES_THREADS)
+    in_threads = np.append(in_threads, False)[call]
+
+    def sizes(column: str) -> NDArray[np.float64]:
+        ids, number = np.unique(
+            context.task_column("UPROF_GPU_TASKS", column)[rows], return_inverse=True
+        )
+        texts = [text or "" for text in context.recording.strings.texts(ids.tolist())]
+        found = [prod(map(int, text.split(","))) if _GRID.fullmatch(text) else -1 for text in texts]
+        return np.array(found, np.float64)[number]
+
+    per_block = np.maximum(sizes("blockDim"), 1) if in_threads.any() else 1.0
+    blocks[rows] = sizes("gridDim") / np.where(in_threads, per_block, 1.0) / units
+    return blocks

@@ -7,9 +7,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from unified_prof.explain.advice.device_context import Cause, DeviceContext, matrix_kernels
+from unified_prof.explain.advice.device_context import (
+    Cause,
+    DeviceContext,
+    blocks_per_processor,
+    matrix_kernels,
+    processors,
+)
 from unified_prof.explain.advice.idle_segments import EVIDENCE_ROWS, Flags, percent, plural
-from unified_prof.explain.advice.kernel_rules import HALF, blocks_per_processor, processors
 from unified_prof.explain.roofline import breakdown, peaks
 from unified_prof.explain.roofline.breakdown import MATRIX_TARGET, MEMORY_TARGET, RooflineRow
 from unified_prof.explain.roofline.peaks import Device, known_devices
@@ -18,7 +23,7 @@ from unified_prof.recording.calls import KERNEL
 from unified_prof.recording.model import Evidence
 
 OPERATION_SHARE = 0.05  # Minimum share of kernel time of an operation.
-MOSTLY = 0.5  # Minimum share of the time of an operation's kernels that have few blocks.
+HALF = 0.5  # Share of the device that few blocks use, and of the time of an operation with them.
 EFFICIENCY = 0.4  # Maximum roofline efficiency; a plain matmul of a thousand rows reaches more.
 MIN_OPERATION_NS = 20_000  # Shorter operations are dominated by launch and tail effects.
 FULL_SHARE = 0.10  # Minimum share of kernel time of fp32 matmuls, convolutions and attention.
@@ -81,7 +86,7 @@ def _few_blocks(context: DeviceContext, selected: Flags) -> str:
         return ""
     blocks, length = blocks_per_processor(context), context.tasks.length_ns * selected
     few = length * ((blocks > 0) & (blocks < HALF))
-    if few.sum() < MOSTLY * length.sum():
+    if few.sum() < HALF * length.sum():
         return ""
     count = round(blocks[few.argmax()] * units)
     return f"; its kernels have {plural(count, 'block')} for {units} {processors(context)}"
