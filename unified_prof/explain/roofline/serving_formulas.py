@@ -268,6 +268,34 @@ def _rotary(args: Arguments) -> Cost:
     return Cost("vector", rotated[0].dtype, 3 * elements, moved + rows + positions.bytes)
 
 
+# Minimum mean number of tokens of an expert from which each one is assumed to have some.
+EVERY_EXPERT = 16
+
+
+def _experts(args: Arguments) -> Cost:
+    """Return the cost of fused experts: two products for each token and each of its experts.
+
+    The weights of the first product may include those of a gate. Routing decides which weights are
+    read; with few tokens, these are assumed to be those of equally popular experts.
+    """
+    x, first, second, chosen = (args.tensor(place) for place in range(4))
+    if len(first.shape) != 3 or len(second.shape) != 3 or len(chosen.shape) != 2:
+        raise UnknownCostError("its arguments are no experts")
+    (tokens, per_token), (experts, columns, hidden) = chosen.shape, first.shape
+    inner = second.shape[2]
+    packed = hidden != x.shape[-1] or second.shape[:2] != (experts, hidden)
+    if packed or columns not in (inner, 2 * inner) or not experts:
+        raise UnknownCostError("the weights of its experts are packed")
+    used = 1.0 - (1.0 - min(1.0, per_token / experts)) ** tokens
+    weights = first.bytes + second.bytes
+    doubt = None
+    if tokens * per_token < EVERY_EXPERT * experts:
+        doubt = f"{used:.0%} of the experts are assumed to be used; the routing is not recorded"
+    flops = 2 * tokens * per_token * hidden * (columns + inner)
+    moved = 2 * x.bytes + chosen.bytes + round(used * weights)
+    return Cost("matrix", first.dtype, flops, moved, doubt=doubt)
+
+
 def _into_cache(sources: int) -> Formula:
     """Return the formula of writing rows of some sources into caches, at given positions."""
 
@@ -281,6 +309,8 @@ def _into_cache(sources: int) -> Formula:
 
     return cost
 
+
+_PLACES = ("inplace", "outplace")
 
 _FORMULAS: dict[str, Formula] = {
     **aten_formulas.FORMULAS,
@@ -300,6 +330,14 @@ _FORMULAS: dict[str, Formula] = {
     # Result, both factors, their scales, bias.
     "_C::cutlass_scaled_mm": product(1, 2, 5, out=lambda args: args.tensor(0).dtype, scales=(3, 4)),
     "_weight_int4pack_mm": of_tensors("matrix", _int4_mm, 0, 1, 3),  # The group size is third.
+    # Activations, weights of both products, weights and numbers of the chosen experts.
+    **dict.fromkeys(
+        (
+            "vllm::rocm_aiter_fused_moe",
+            *(f"{space}::{kind}_fused_experts" for space in ("vllm", "sglang") for kind in _PLACES),
+        ),
+        _experts,
+    ),
     "topk": _topk,
     "_C::rms_norm": _written_first(5),
     "aiter::rmsnorm": _written_first(5),

@@ -34,6 +34,33 @@ def test_expanded_index_is_read_once() -> None:
     assert formula(found).moved_bytes == 32 * 8 + 2 * 32 * 8 * 2
 
 
+def test_fused_experts_cost_the_products_of_each_expert() -> None:
+    """512 tokens with 2 of 16 experts each: 64 rows for each expert."""
+    weights = [("16,28672,7168", BF16), ("16,7168,14336", BF16)]
+    chosen = [("512,2", "float"), ("512,2", "int")]
+    for name in ("vllm::rocm_aiter_fused_moe", "vllm::outplace_fused_experts"):
+        found = cost(name, ("512,7168", BF16), *weights, *chosen)
+        products = [
+            cost("aten::mm", ("64,7168", BF16), ("7168,28672", BF16)),
+            cost("aten::mm", ("64,14336", BF16), ("14336,7168", BF16)),
+        ]
+        assert found.flops == 16 * sum(one.flops for one in products)
+        read = 2 * (16 * (28672 * 7168 + 7168 * 14336) + 2 * 512 * 7168) + 512 * 2 * 4
+        assert (found.moved_bytes, found.doubt) == (read, None)
+
+
+def test_few_tokens_do_not_use_all_experts() -> None:
+    weights = [("128,1024,256", BF16), ("128,256,512", BF16)]
+    found = cost("vllm::rocm_aiter_fused_moe", ("1,256", BF16), *weights, ("1,8", "float"))
+    # One token uses just its 8 experts.
+    assert found.moved_bytes == 2 * (8 * (1024 * 256 + 256 * 512) + 2 * 256) + 8 * 4
+    assert found.doubt is not None
+    assert "6% of the experts" in found.doubt
+    packed = [("128,1024,128", "unsigned char"), ("128,256,256", "unsigned char")]
+    with pytest.raises(UnknownCostError, match="packed"):
+        cost("vllm::rocm_aiter_fused_moe", ("1,256", BF16), *packed, ("1,8", "float"))
+
+
 def test_batch_sizes_are_parsed_from_the_enclosing_range() -> None:
     name = "execute_3_context_1(sq4sk6sqsq16sqsk24)_generation_2(sq2sk30sqsq2sqsk30)"
     # Four queries with six keys see 3, 4, 5 and 6 of them; two new tokens see 30 in total.
