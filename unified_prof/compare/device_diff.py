@@ -24,11 +24,14 @@ from unified_prof.errors import UsageError
 from unified_prof.explain.api import open_analyses
 from unified_prof.explain.msprof import MsprofAnalysis
 from unified_prof.recording.calls import UNKNOWN, Labels
+from unified_prof.recording.names import COLLECTIVES
 from unified_prof.recording.recording import Recording
 
 _FACTS_OF_DEVICES: Final = re.compile(
     r"the runs differ in (?:device|backend|cuda|cann|driver|torch)"
 )
+
+WAITS: Final = 1.1  # Minimum ratio of times of collectives from which waits are mentioned.
 
 
 def _warnings(tables: Tables, *, same: bool, by_framework: bool) -> list[str]:
@@ -60,6 +63,17 @@ def _warnings(tables: Tables, *, same: bool, by_framework: bool) -> list[str]:
         result.append(
             f"{who} framework operations: tasks are compared by class, kind of kernel and shape"
         )
+    for line in tables.by("class"):
+        if line.name != COLLECTIVES or line.base is None or line.new is None:
+            continue
+        if base.steps is None or new.steps is None:
+            continue  # The numbers of iterations may differ.
+        before, after = base.per_share(line.base.total_ns), new.per_share(line.new.total_ns)
+        if base.recordings == new.recordings == 1 and after > WAITS * before:
+            result.append(
+                "collectives take longer in new, perhaps because they wait for a slower rank: "
+                "`uprof cluster diff` compares all ranks"
+            )
     return [*result, *base.remarks, *new.remarks]
 
 

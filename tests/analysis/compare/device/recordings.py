@@ -55,6 +55,7 @@ def recording(
     with_steps: bool = True,
     collective: tuple[str, str] | None = ("ncclDevKernel_AllReduce", "allreduce"),
     group: str = "17",
+    reduces_ns: int = 200,
     devices: int = 1,
     warm_up_ns: int = 500,
 ) -> Path:
@@ -91,7 +92,7 @@ def recording(
                         at += 10
                 if collective is not None:
                     name = f"{collective[0]}__{step}_{number}_1"
-                    begin, end = start + 9000, start + 9200
+                    begin, end = start + 9000, start + 9000 + reduces_ns
                     device.collective(
                         *(begin, end, name, collective[1]), device=number, group=group
                     )

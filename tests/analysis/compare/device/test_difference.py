@@ -122,6 +122,15 @@ def test_collectives_are_one_row_by_kind_and_group(gpu_and_npu: DeviceDifference
     assert rows[0].base.calls == 2
 
 
+@pytest.mark.parametrize(("reduces_ns", "warns"), [(260, True), (210, False)])
+def test_slower_collectives_of_one_rank_may_be_waits(
+    tmp_path: Path, reduces_ns: int, warns: bool
+) -> None:
+    base = recording(tmp_path / "a.db")
+    found = compared(base, recording(tmp_path / "b.db", reduces_ns=reduces_ns))
+    assert any("wait for a slower rank" in warning for warning in found.warnings) == warns
+
+
 def test_rows_are_sorted_by_increase_of_time(gpu_and_npu: DeviceDifference) -> None:
     changes = [gpu_and_npu.change_ns(row) for row in gpu_and_npu.operations]
     assert changes == sorted(changes, reverse=True)
