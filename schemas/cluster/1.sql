@@ -76,7 +76,7 @@ CREATE TABLE "GROUP" (
 --   communication_ns: union of collectives and transfers
 --   exposed_communication_ns: the part that no kernel covers
 --   wait_ns: sum of waits for other ranks in collectives and transfers; NULL: none matched
---   exposed_wait_ns: the part that no kernel covers
+--   exposed_wait_ns: time with such waits and without kernels, part of exposed_communication_ns
 --   setup_ns: setup time of collectives, neither wait nor transfer; NPUs only
 --   bubble_ns: part of exposed_wait_ns spent waiting for another pipeline stage
 --   input_late_ns: device idle while the host waits for input; NULL: no data loader recorded

@@ -11,10 +11,20 @@ import pytest
 
 from tests.cluster.simulated_run import Plan, partials_of, simulate
 from tests.cluster.test_matching import without_first
+from unified_prof.arrays import intervals
 from unified_prof.arrays.grouping import NO_VALUE
 from unified_prof.cluster import clocks, waits
 from unified_prof.cluster.matching import MatchedCollectives, match_collectives, match_sequences
-from unified_prof.cluster.rank_partial import Partial
+from unified_prof.cluster.rank_communication import CoveredTime, cut_at_marks
+from unified_prof.cluster.rank_partial import (
+    COMMUNICATION_COLUMNS,
+    STEP_COLUMNS,
+    Partial,
+    RankFacts,
+    RankGroup,
+    empty_columns,
+)
+from unified_prof.cluster.summary import summarize_run
 
 PLAN = Plan(steps=3, setup_ns=1_000_000, slow={5: 1.3})
 
@@ -89,6 +99,7 @@ def test_sums_of_a_run_equal_the_reference(matched: MatchedCollectives) -> None:
     rows, events = matched.rows, matched.events
     of_waits = waits.compute_waits(matched)
     by_step: dict[tuple[int, int], list[float]] = defaultdict(lambda: [0.0] * 4)
+    spans: dict[tuple[int, int], list[tuple[int, int, bool]]] = defaultdict(list)
     collectives: dict[tuple[int, ...], list[tuple[int, ...]]] = defaultdict(list)
     caused = np.zeros((2, len(matched.ranks)), np.int64)
     for event, members in enumerate(events_of(matched)):
@@ -101,13 +112,11 @@ def test_sums_of_a_run_equal_the_reference(matched: MatchedCollectives) -> None:
             if not several:
                 continue
             total += wait
-            begin, one = int(rows.start[[row]][0]), matched.partials[rank]
-            hidden = covered_before(one, begin + wait) - covered_before(one, begin)
-            exposed = wait - min(max(hidden, 0), wait)
+            begin = int(rows.start[[row]][0])
             if step >= 0:
-                values = (wait, exposed, setup, exposed if is_transfer else 0)
-                sums = by_step[step, rank]
-                by_step[step, rank] = [a + b for a, b in zip(sums, values, strict=True)]
+                by_step[step, rank][0] += wait
+                by_step[step, rank][2] += setup
+                spans[step, rank].append((begin, begin + wait, is_transfer))
         if complete and several:
             caused[:, int(rows.rank[[int(of_waits.last[event])]][0])] += total, 1
         if not is_transfer:
@@ -115,6 +124,14 @@ def test_sums_of_a_run_equal_the_reference(matched: MatchedCollectives) -> None:
             key = tuple(int(column[event]) for column in columns)
             figures = (int(of_waits.transfer[event]), total, setup, several, complete)
             collectives[key].append(figures)
+
+    for (step, rank), of_cell in spans.items():
+        one = matched.partials[rank]
+        at = one.steps["step"].tolist().index(step)
+        limits = int(one.steps["start"][at]), int(one.steps["end"][at])
+        transfers = [span for span in of_cell if span[2]]
+        by_step[step, rank][1] = exposed_union(one, of_cell, limits)
+        by_step[step, rank][3] = exposed_union(one, transfers, limits)
 
     found = waits.sums_in_memory(matched, of_waits)
     np.testing.assert_array_equal(found.caused, caused)
@@ -130,6 +147,57 @@ def test_sums_of_a_run_equal_the_reference(matched: MatchedCollectives) -> None:
     assert sorted(streamed.collectives) == expected
     for cell, sums in by_step.items():
         assert streamed.waits[cell][::2] == pytest.approx(sums[::2], abs=1), cell
+
+
+def exposed_union(
+    one: Partial, spans: list[tuple[int, int, bool]], limits: tuple[int, int]
+) -> float:
+    """Return the time between the limits in any of the spans that no kernel covers, ns."""
+    edges = sorted({min(max(at, limits[0]), limits[1]) for span in spans for at in span[:2]})
+    return sum(
+        max(end - begin - (covered_before(one, end) - covered_before(one, begin)), 0)
+        for begin, end in pairwise(edges)
+        if any(low <= begin and end <= high for low, high, _ in spans)
+    )
+
+
+def test_concurrent_waits_count_once() -> None:
+    """Rank 0 waits for rank 1 in a send and a receive at once, and while a kernel runs."""
+    kernels, late = [(0, 10), (60, 70)], [(0, 90), (100, 110)]
+    send, receive = (10, 100), (20, 101)
+    ranks = [
+        rank_of(0, kernels, [("send", *send, 1), ("receive", *receive, 1)]),
+        rank_of(1, late, [("receive", 90, 100, 0), ("send", 95, 101, 0)]),
+    ]
+    matched = match_collectives(ranks)
+    of_waits = waits.compute_waits(matched)
+    wait, exposed, _, bubble = waits.sums_in_memory(matched, of_waits).waits[0, 0]
+    # The send waits from 10 to 90, and the receive from 20 to 95.
+    assert (wait, exposed, bubble) == (155, 75, 75)
+
+
+def rank_of(
+    rank: int, kernels: list[tuple[int, int]], transfers: list[tuple[str, int, int, int]]
+) -> Partial:
+    """Return a rank with one step from 0 to 110, its kernels, and (kind, start, end, peer)."""
+    kinds = ["receive", "send"]
+    kind, start, end, peer = (list(column) for column in zip(*transfers, strict=True))
+    operations = {
+        name: np.full(len(transfers), NO_VALUE, np.int64) for name in COMMUNICATION_COLUMNS
+    }
+    count = np.zeros(len(transfers), np.int64)
+    codes = np.array([kinds.index(one) for one in kind])
+    operations |= {"kind": codes, "start": np.array(start), "end": np.array(end)}
+    operations |= {"peer": np.array(peer), "group": count, "seq": count, "step": count}
+    covered = CoveredTime(intervals.merge(*np.array(kernels, np.int64).T))
+    steps = {name: np.zeros(1, np.int64) for name in STEP_COLUMNS} | {"end": np.array([110])}
+    return Partial(
+        RankFacts(rank, 2, steps_recorded=True),
+        (RankGroup("pp", "pp", "", (0, 1)),),
+        tuple(kinds),
+        *((), (), operations, cut_at_marks(operations, steps, covered), steps),
+        *(empty_columns("kernels"), empty_columns("links")),
+    )
 
 
 def summed(key: tuple[int, ...], events: list[tuple[int, ...]]) -> tuple[Any, ...]:
@@ -179,3 +247,13 @@ def test_sampled_events_are_evenly_spaced_and_include_the_last(count: int) -> No
         assert np.flatnonzero(chosen[low:high]).tolist() == sorted(
             {*range(0, size, step), size - 1}
         )
+
+
+@pytest.mark.parametrize("vendor", ["huawei", "nvidia"])
+def test_parts_of_steps_add_up(vendor: str) -> None:
+    """All ranks are stages of pipelines, with several groups at once."""
+    rows = summarize_run(partials_of(simulate(PLAN), vendor=vendor)).tables["STEP_RANK"]
+    for _, _, start, end, compute, _, exposed, _, wait, _, bubble, _, idle in rows:
+        assert compute + exposed + idle == end - start
+        assert 0 <= bubble <= wait <= exposed
+    assert any(row[10] for row in rows)

@@ -130,6 +130,9 @@ def step_rows(
             if late == NO_VALUE:
                 late = _rounded(float(input_at[step][index])) if step in input_at else None
             setup = setup if knows_setup else None
+            if exposed is not None:  # in long runs, a sum over groups that may wait together
+                exposed = min(exposed, times[-1])
+                bubble = min(bubble, exposed)
             rank = partial.facts.rank
             rows.append((step, rank, *times, wait, exposed, setup, bubble, late, idle))
     return sorted(rows)

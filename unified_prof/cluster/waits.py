@@ -15,12 +15,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import NO_VALUE, Bools, Floats, Ints, Runs, distinct
+from unified_prof.arrays import intervals
+from unified_prof.arrays.grouping import NO_VALUE, Bools, Floats, Ints, Lookup, Runs, distinct
+from unified_prof.arrays.intervals import IntervalSet
 from unified_prof.arrays.packed import Column, Narrow
 from unified_prof.cluster.matching import MatchedCollectives, SequenceMatch
 from unified_prof.cluster.rank_partial import Partial
@@ -125,6 +128,18 @@ class Covered:
         if not len(self._at):
             return np.zeros(len(at))
         return np.interp((at - self._origin).astype(np.float64), self._at, self._sum)
+
+    def left_exposed(self, merged: IntervalSet, at: Ints) -> Ints:
+        """Return how much of the intervals before each point in time no kernel covers, ns."""
+        if not len(merged):
+            return np.zeros(len(at), np.int64)
+        start, end = merged.start_ns, merged.end_ns
+        lengths = (end - start) - (self.until(end) - self.until(start))
+        before = np.r_[0.0, np.cumsum(np.maximum(lengths, 0))]
+        last = np.maximum(np.searchsorted(start, at, side="right") - 1, 0)
+        until = np.clip(at, start[last], end[last])
+        partly = (until - start[last]) - (self.until(until) - self.until(start[last]))
+        return np.rint(before[last] + np.maximum(partly, 0)).astype(np.int64)
 
 
 SumRow = tuple[Any, ...]
@@ -254,26 +269,41 @@ def sums_in_memory(matched: MatchedCollectives, waits: Waits) -> WholeSums:
 def _waits_by_step(
     matched: MatchedCollectives, waits: Waits
 ) -> Mapping[tuple[int, int], tuple[int, int, int, int]]:
-    """Return {(step, rank index): (wait, exposed wait, setup, bubble)}, in ns."""
+    """Return {(step, rank index): (wait, exposed wait, setup, bubble)}, in ns.
+
+    Exposed waits and bubbles are unions within the step, because a rank may wait in several
+    operations at the same time.
+    """
     rows, events = matched.rows, matched.events
     chosen = np.flatnonzero((rows.event >= 0) & (waits.wait >= 0) & (rows.step >= 0))
     if not len(chosen):
         return {}
-    event = rows.event[chosen]
-    steps, place = distinct(rows.step[chosen])
-    cell = rows.rank[chosen] * len(steps) + place
-    exposed = exposed_waits(matched, waits)[chosen]
-    present = np.unique(cell)
-    sums: list[list[int]] = []
-    for values in (
-        *(waits.wait[chosen], exposed, np.maximum(waits.setup[event], 0)),
-        np.where(events.src[event] >= 0, exposed, 0),
-    ):
-        total = np.zeros(len(matched.ranks) * len(steps), np.int64)
-        np.add.at(total, cell, values)
-        sums.append(total[present].tolist())
-    keys = zip(steps[present % len(steps)].tolist(), (present // len(steps)).tolist(), strict=True)
-    return dict(zip(keys, zip(*sums, strict=True), strict=True))
+    chosen = chosen[np.argsort(rows.rank[chosen], kind="stable")]
+    event, rank, step, wait = (
+        column[chosen] for column in (rows.event, rows.rank, rows.step, waits.wait)
+    )
+    setup, is_transfer = np.maximum(waits.setup[event], 0), events.src[event] >= 0
+    start = rows.start[chosen]
+    result: dict[tuple[int, int], tuple[int, int, int, int]] = {}
+    edges = np.searchsorted(rank, np.arange(len(matched.ranks) + 1)).tolist()
+    for index, (low, high) in enumerate(pairwise(edges)):
+        inside, partial = slice(low, high), matched.partials[index]
+        steps, place = distinct(step[inside])
+        row = Lookup(partial.steps["step"]).rows(steps)
+        begin, end, covered = start[inside], start[inside] + wait[inside], Covered(partial)
+        columns = [steps]
+        for values in (wait[inside], setup[inside]):
+            columns.append(np.zeros(len(steps), np.int64))
+            np.add.at(columns[-1], place, values)
+        for of in (slice(None), np.flatnonzero(is_transfer[inside])):
+            merged = intervals.merge(begin[of], end[of])
+            first, last = (
+                covered.left_exposed(merged, partial.steps[edge][row]) for edge in ("start", "end")
+            )
+            columns.append(last - first)
+        for number, *sums, exposed, bubble in zip(*(c.tolist() for c in columns), strict=True):
+            result[number, index] = (sums[0], exposed, sums[1], bubble)
+    return result
 
 
 class _Part(NamedTuple):
