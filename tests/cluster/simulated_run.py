@@ -71,6 +71,8 @@ class Plan:
     """Rank -> tokens of its experts relative to the others in its group."""
     in_turn: float = 1.0
     """Factor of the kernel times of one rank; another rank in each step."""
+    lengths: Sequence[float] = ()
+    """Factors of the kernel times of the ranks in the first step; each step shifts them by one."""
     moving: float = 0.0
     """Tokens of one rank's experts relative to the others; another rank in each step."""
     uneven: float = 0.0
@@ -254,6 +256,8 @@ class _Simulation:
         gap = 40_000 if late else 1_500
         slow = self.plan.slow.get(rank, 1.0) if self.faulty else 1.0
         slow *= self.plan.in_turn if rank == self.step % self.plan.world else 1.0
+        if lengths := self.plan.lengths:
+            slow *= lengths[(rank + self.step) % len(lengths)]
         for number, (name, usual) in enumerate(kernels):
             if number and (rank, self.step) not in self.between:
                 self.between.add((rank, self.step))

@@ -14,6 +14,7 @@ from unified_prof.cluster.summary import RunSummary, summarize_run
 EXPOSED = Plan(tp=1, dp=8, pp=1, batches=2, buckets=2, network_gb_per_s=40)
 SMALL = Plan(tp=1, dp=8, pp=1, batches=1, buckets=64)
 BUBBLE = Plan(tp=1, dp=1, pp=4, batches=2, steps=4, buckets=2)
+EQUAL = Plan(tp=1, dp=4, pp=1, batches=4, steps=4)
 SETUP = Plan(tp=1, dp=8, pp=1, batches=2, buckets=2, setup_ns=20_000_000)
 
 
@@ -39,6 +40,14 @@ CASES: dict[str, tuple[Plan, str, Plan | None, str]] = {
         *(SETUP, "collective_setup", replace(SETUP, setup_ns=0)),
         "which occurs once: record later steps",
     ),
+    "unequal_batches": (
+        *(replace(EQUAL, lengths=(1.4, 1.1, 0.8, 0.7)), "unequal_batches", EQUAL),
+        "differ by up to 2.0",
+    ),
+    "unequal_batches_and_slow_rank": (
+        replace(EQUAL, lengths=(1.4, 1.1, 0.8, 0.7), dp=8, slow={5: 1.5}),
+        *("unequal_batches", None, "are longest on 4 ranks in turn"),
+    ),
     "small_messages": (SMALL, "small_buckets", None, "most in all_reduce of 1.00 MiB, 64 per step"),
     "bubble": (BUBBLE, "pipeline_bubble", None, "use 16 micro-batches per step instead of 2"),
     "bubble_and_slow_rank": (
@@ -61,7 +70,9 @@ def test_cost_of_all_ranks_is_a_finding_without_ranks(
     assert (one.ranks, one.links) == ((), ())
     assert words in one.text
     if without is not None:
-        gain_ms = step_ms - summary(without)[1]
+        healthy, healthy_ms = summary(without)
+        assert kind not in {each.kind for each in healthy.ranked}
+        gain_ms = step_ms - healthy_ms
         assert one.cost_ms_per_step == pytest.approx(gain_ms, rel=0.15)
     assert [row[1] for row in found.tables["FINDING"]] == [each.kind for each in found.ranked]
 

@@ -21,6 +21,7 @@ from unified_prof.cluster.idle_rules import (
     location,
     row_medians,
 )
+from unified_prof.cluster.moe_imbalance import has_experts
 from unified_prof.cluster.rank_partial import MARK_START
 from unified_prof.cluster.rank_signals import pipelines
 from unified_prof.cluster.replay import ReplayChange
@@ -32,12 +33,16 @@ COLLECTIVE_SETUP = "collective_setup"
 EXPOSED_COMMUNICATION = "exposed_communication"
 SMALL_BUCKETS = "small_buckets"
 PIPELINE_BUBBLE = "pipeline_bubble"
+UNEQUAL_BATCHES = "unequal_batches"
 
 # Minimum share of the step that is saved without setup, small messages or long idle time, or with
 # overlap.
 _MIN_SHARE = 0.1
 _MIN_BUBBLE_SHARE = 0.2  # The same for a pipeline; with enough micro-batches, less is left.
 _MIN_BUBBLE_COST_SHARE = 0.05  # Minimum share of the step that more micro-batches save.
+_MIN_UNEQUAL_SHARE = 0.05  # Minimum share of the step that equal batches save.
+# Maximum share of the steps in which one rank has the most work if the batches are the cause.
+_MAX_STEPS_OF_ONE = 0.6
 _BATCHES_PER_STAGE = 4  # Usual number of micro-batches per pipeline stage in a step.
 # Latency is most of the time of smaller messages. DDP closes a bucket when it exceeds its limit, so
 # that buckets of 1 MB are up to twice as large.
@@ -56,6 +61,7 @@ def shared_costs(context: RuleContext, fixed: ReplayChange) -> Iterator[Candidat
         mean_ns = float(np.nanmean(context.signals.length_at))  # The gain is a mean as well.
         context = replace(context, step_ns=min(context.step_ns, mean_ns - gain_ns))
         yield from _collective_setup(context)
+        yield from _unequal_batches(context, fixed)
         if not fixed.transfer:
             yield from slow_network(context)
         yield from _idle_at_places(context)
@@ -108,6 +114,46 @@ def _collective_setup(context: RuleContext) -> Iterator[Candidate]:
     )
     figures = {"setup_ms_per_step": ns / NS_PER_MS}
     yield _candidate(context, COLLECTIVE_SETUP, ReplayChange(), text, figures, bound_ns=ns)
+
+
+def _unequal_batches(context: RuleContext, fixed: ReplayChange) -> Iterator[Candidate]:
+    """Yield kernel times that differ in each step, if they are longest on many ranks in turn.
+
+    With the change, the ranks with the same role share the work of each step equally. Ranks with
+    another fault (`fixed`) stay as they are.
+    """
+    work, peers = context.signals.work_at, context.roles.peers
+    if len(context.steps) < MIN_STEPS or context.on_hosts or has_experts(context):
+        return
+    work_at: dict[tuple[int, int], float] = {}
+    most, turns = 1.0, set[int]()
+    for role in np.unique(peers).tolist():
+        members = np.setdiff1d(np.flatnonzero(peers == role), list(fixed.ranks))
+        if len(members) < 2 or not work[members].all():
+            continue
+        ratio = work[members] / work[members].mean(axis=0)
+        longest = np.bincount(ratio.argmax(axis=0), minlength=len(members))
+        if longest.max() > _MAX_STEPS_OF_ONE * len(context.steps):
+            continue
+        most = max(most, float((ratio.max(axis=0) / ratio.min(axis=0)).max()))
+        turns.update(members[longest > 0].tolist())
+        for rank, of_rank in zip(members.tolist(), (1 / ratio).tolist(), strict=True):
+            for step, factor in zip(context.signals.steps, of_rank, strict=True):
+                work_at[rank, step] = factor
+    if not work_at:
+        return
+    text = (
+        f"unequal batches: kernel times of ranks with the same role differ by up to {most:.2f} "
+        f"times in a step, and are longest on {len(turns)} ranks in turn, as with sequences of "
+        "different lengths: give all ranks equally many tokens in each step"
+    )
+    figures = {"factor": round(most, 4), "ranks_in_turn": len(turns)}
+    change = ReplayChange(work_at=work_at)
+    yield _candidate(
+        *(context, UNEQUAL_BATCHES, change, text, figures),
+        least=_MIN_UNEQUAL_SHARE,
+        is_bound=False,
+    )
 
 
 def _idle_at_places(context: RuleContext) -> Iterator[Candidate]:
