@@ -56,6 +56,8 @@ class Plan:
     drift_ppm: float = 0.0
     """Standard deviation of the drift of host clocks."""
     slow: Mapping[int, float] = field(default_factory=dict)
+    slow_kinds: Collection[str] = ("MatMul", "Attention", "Norm", "Gelu", "Adam", "GroupedMatMul")
+    """Kernels that slow ranks run more slowly."""
     slow_links: Mapping[tuple[int, int], float] = field(default_factory=dict)
     slow_host: int | None = None
     late: Mapping[int, int] = field(default_factory=dict)
@@ -262,7 +264,8 @@ class _Simulation:
             if number and (rank, self.step) not in self.between:
                 self.between.add((rank, self.step))
                 self.stop(rank, "kernels")
-            factor = slow * self.rng.normal(1, self.plan.noise)
+            factor = slow if name in self.plan.slow_kinds else 1.0
+            factor *= self.rng.normal(1, self.plan.noise)
             end = self.now[rank] + int(usual * factor)
             self.simulated.kernels[rank].append((self.now[rank], end, name))
             self.now[rank] = end + gap

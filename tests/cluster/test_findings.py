@@ -84,6 +84,31 @@ def test_slow_rank_of_two_is_identified() -> None:
     assert found[0].cost_ms_per_step == pytest.approx(true_cost_ms(plan, run), rel=0.1)
 
 
+@pytest.mark.parametrize("mhz", [1200.0, 1790.0, None])
+def test_low_clock_of_a_slow_rank_is_named(mhz: float | None) -> None:
+    found = [
+        replace(one, facts=replace(one.facts, clock_mhz=mhz if one.facts.rank == 5 else 1800.0))
+        for one in partials_of(simulate(Plan(slow={5: 1.5}, batches=4)))
+    ]
+    (slow,) = summarize_run(found).findings
+    low = "its device runs at a mean of 1,200 MHz, the others at 1,800 MHz: check its temperature"
+    assert (low in slow.text) == (mhz == 1200)
+    assert slow.figures.get("clock_mhz") == (1200 if mhz == 1200 else None)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "is_clock"),
+    [(("MatMul", "Attention"), True), (("MatMul",), False), (("MatMul", "Gelu"), False)],
+)
+def test_only_matrix_kernels_that_are_slow_alike_suggest_a_low_clock(
+    kinds: tuple[str, ...], is_clock: bool
+) -> None:
+    plan = Plan(tp=1, dp=8, pp=1, slow={5: 1.3}, slow_kinds=kinds, steps=4, batches=4)
+    (slow,) = findings_of(plan)[0]
+    assert (slow.ranks, slow.kind) == ((5,), "slow_kernel")
+    assert ("slower alike, as with a low clock" in slow.text) == is_clock
+
+
 def test_host_with_slow_kernels_on_all_ranks_is_one_finding() -> None:
     slow = dict.fromkeys(range(4, 8), 1.2)
     found, _ = findings_of(Plan(slow=slow, dp=8, pp=1))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.analysis.builders import Device
+from tests.cluster import simulated_run
 from tests.cluster.simulated_run import Plan, partial_of, simulate, write_database
 from tests.sql import execute
 from unified_prof.cluster import rank_map, summary_rows
@@ -66,6 +67,31 @@ def test_links_are_transfers_between_global_ranks(folder: Path) -> None:
     pairs = list(zip(found.links["src"].tolist(), found.links["dst"].tolist(), strict=True))
     # To the next rank in each of its groups: tp (8, 9), dp (9, 11, 13, 15), all 16.
     assert pairs == [(9, 8), (9, 10), (9, 11)]
+
+
+@pytest.mark.parametrize("table", ["AICORE_FREQ", "UPROF_GPU_METRICS"])
+def test_clock_is_the_mean_while_kernels_run(tmp_path: Path, table: str) -> None:
+    run = simulate(PLAN)
+    file = write_database(run, 1, tmp_path / "1.db")
+    kernels = [(a + b) // 2 for a, b, _ in run.kernels[1]]
+    change = simulated_run.START + run.clock[0] + kernels[len(kernels) // 2]
+    columns = "timestampNs INTEGER, deviceId INTEGER, name INTEGER, value REAL, freq INTEGER"
+    execute(file, f"CREATE TABLE {table} ({columns})")
+    if table == "UPROF_GPU_METRICS":  # in Hz, with other counters
+        execute(file, "INSERT INTO STRING_IDS VALUES (9001, 'GPC Clock Frequency [MHz]')")
+        execute(file, "INSERT INTO STRING_IDS VALUES (9002, 'SMs Active [%]')")
+        insert = f"INSERT INTO {table} (timestampNs, deviceId, name, value) VALUES (?, ?, ?, ?)"
+        execute(file, insert, change - 1, 1, 9002, 5)
+        execute(file, insert, 1, 1, 9001, 1.8e9)
+        execute(file, insert, change, 1, 9001, 1.2e9)
+    else:
+        insert = f"INSERT INTO {table} (timestampNs, deviceId, freq) VALUES (?, 1, ?)"
+        execute(file, insert, change, 1200)
+        execute(file, insert, 1, 1800)
+    total = sum(b - a for a, b, _ in run.kernels[1])
+    low = sum(b - a for a, b, _ in run.kernels[1] if (a + b) // 2 >= kernels[len(kernels) // 2])
+    (found,) = read_partials(file)
+    assert found.facts.clock_mhz == pytest.approx(1800 - 600 * low / total, abs=0.1)
 
 
 @pytest.mark.parametrize("rank", [0, 9])

@@ -6,7 +6,7 @@ from rank to rank.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from unified_prof.cluster.moe_imbalance import (
     has_experts,
 )
 from unified_prof.cluster.rank_signals import (
+    KernelRatios,
     chance_limit,
     collect_signals,
     kernel_ratios,
@@ -47,6 +48,7 @@ from unified_prof.cluster.rule_context import (
 from unified_prof.cluster.shared_costs import shared_costs
 from unified_prof.cluster.slow_links import slow_links
 from unified_prof.recording.model import Finding
+from unified_prof.recording.names import ATTENTION, CONVOLUTION, MATMUL, class_of_kernel
 
 SLOW_RANK = "slow_rank"
 SLOW_HOST = "slow_host"
@@ -71,9 +73,12 @@ _MIN_KERNEL_SLOWNESS = float(np.log(1.15))
 _MIN_KERNEL_SLOWNESS_OF_TWO = float(np.log(1.25))
 # Minimum additional time of the slower kinds of kernel, as a share of the step.
 _MIN_KERNEL_SHARE = 0.005
+# Classes of kernels whose time is inversely proportional to the clock.
+_MATRIX_CLASSES = {MATMUL, CONVOLUTION, ATTENTION}
 _MIN_SLOW_STEPS = 0.75  # Minimum share of the steps in which a kind of kernel must be slower.
 # Minimum ratio of the work of a pipeline stage to the median stage to report the stage.
 _MIN_STAGE_FACTOR = 1.08
+_MAX_CLOCK_SHARE = 0.97  # Maximum clock of a rank, as a share of that of its peers, to name it.
 _MAX_SLOW_REST = 0.1  # Maximum share of slow blocks among the other ones of a watched rank.
 # Minimum number of steps, and minimum correlation with the step number, for a trend; that of a jump
 # is 0.87 or less.
@@ -297,11 +302,30 @@ def _slow_rank(
         is_exact = error * factor < 0.02
         amount = f"take {factor:.2f}" if is_exact else f"take {factor:.2f} ± {error * factor:.2f}"
     text = f"{who} {amount} times as long{where} as those of {others}"
+    cause, clocks = _low_clock(context, worst)
+    text, figures = text + cause, figures | clocks
     if trend := _trend(context, worst):
         figures["trend"] = [round(value, 4) for value in trend]
         text += f", rising from {trend[0]:.2f} to {trend[1]:.2f} times over the recorded steps"
     bound_ns = float(work_ns[0]) * (1 - 1 / factor)
     return Candidate(kind, ranks, tuple(steps), change, text, figures, bound_ns=bound_ns)
+
+
+def _low_clock(context: RuleContext, rank: int) -> tuple[str, dict[str, Any]]:
+    """Return a phrase and figures about the recorded clock of a rank if others' are higher."""
+    peers = context.roles.peers
+    own, *others = (
+        context.matched.facts[one].clock_mhz
+        for one in [rank, *np.flatnonzero((peers == peers[rank]) & (np.arange(len(peers)) != rank))]
+    )
+    known = [one for one in others if one]
+    if own is None or not known or own > _MAX_CLOCK_SHARE * (usual := float(np.median(known))):
+        return "", {}
+    text = (
+        f"; its {context.device} runs at a mean of {own:,.0f} MHz, the others at {usual:,.0f} MHz: "
+        "check its temperature and power limit"
+    )
+    return text, {"clock_mhz": own, "peers_clock_mhz": usual}
 
 
 def _trend(context: RuleContext, rank: int) -> tuple[float, float] | None:
@@ -371,10 +395,28 @@ def slow_kernels(context: RuleContext) -> Iterator[Candidate]:
             f"{factor:.2f} times as long per call as on other ranks{more}, "
             f"{format_time(saved_ns)} more per step; its other kernels are not slower"
         )
+        cause, clocks = _low_clock(context, rank)
+        if not cause and _are_all_matrix_kernels(kernels, rank, found):
+            cause = (
+                "; all its matrix kernels are slower alike, as with a low clock: check its clock, "
+                "temperature and power limit"
+            )
+        text, figures = text + cause, figures | clocks
         segments = excess_segments(context, rank, others.tolist(), idle=False)
         saved_all_ns = saved_ns * len(context.replay.steps)
         change = ReplayChange(interval_ns=remove_excess(rank, segments, saved_all_ns))
         yield Candidate(SLOW_KERNEL, [rank], context.steps, change, text, figures)
+
+
+def _are_all_matrix_kernels(kernels: KernelRatios, rank: int, found: Collection[int]) -> bool:
+    """Return True if `found` are matrix kernels of a rank, which are all slower alike."""
+    matrix = [
+        at
+        for at in np.flatnonzero(np.isfinite(kernels.ratio[rank])).tolist()
+        if class_of_kernel(kernels.names[at]) in _MATRIX_CLASSES
+    ]
+    is_alike = len(matrix) > 1 and np.ptp(kernels.ratio[rank, matrix]) < _MIN_SLOWNESS
+    return bool(is_alike) and {*matrix} >= {*found}
 
 
 def _is_always_slower(context: RuleContext, rank: int, members: Sequence[int], name: str) -> bool:

@@ -32,6 +32,7 @@ from unified_prof.cluster.rank_communication import CoveredTime, RankCommunicati
 from unified_prof.cluster.rank_partial import Partial, RankFacts, RankGroup
 from unified_prof.errors import StoreError
 from unified_prof.recording.calls import KERNEL, Labels
+from unified_prof.recording.counters import clock_samples
 from unified_prof.recording.framework import NOT_ATTRIBUTED, Framework
 from unified_prof.recording.python_frames import MODULE_PREFIX
 from unified_prof.recording.recording import Recording
@@ -109,6 +110,7 @@ class RankIdentity:
         steps_recorded: bool,
         loader_recorded: bool,
         sampled: bool,
+        clock_mhz: float | None,
         notes: tuple[str, ...],
     ) -> RankFacts:
         """Return the facts of a rank."""
@@ -128,6 +130,7 @@ class RankIdentity:
             steps_recorded=steps_recorded,
             loader_recorded=loader_recorded,
             sampled=sampled,
+            clock_mhz=clock_mhz,
             notes=notes,
         )
 
@@ -326,6 +329,7 @@ def _partial(
         steps_recorded=recorded,
         loader_recorded=loader is not None,
         sampled=bool(database.recording.sample),
+        clock_mhz=_mean_clock_mhz(database.report, None if only else device, start, duration),
         notes=tuple(notes),
     )
     return Partial(
@@ -364,6 +368,17 @@ def _work(
     modules, module = _modules(database, rows)
     name = label(names, rows).astype(np.int64)
     return tasks.start_ns[rows], tasks.duration_ns[rows], name, modules, module
+
+
+def _mean_clock_mhz(
+    report: Report, device: int | None, start: Ints, duration: Ints
+) -> float | None:
+    """Return the mean clock of a device while kernels run; None if it is unknown."""
+    at, mhz = clock_samples(report, device)
+    if not len(at) or not duration.any():
+        return None
+    sample = np.searchsorted(at, start + duration // 2, side="right") - 1
+    return round(float(np.average(mhz[np.maximum(sample, 0)], weights=duration)), 1)
 
 
 def _modules(database: RankDatabase, rows: NDArray[np.intp]) -> tuple[tuple[str, ...], Ints]:

@@ -91,6 +91,7 @@ class RankFacts:
     # True if the rank was only watched: the passes of its steps take the place of kernels.
     watched: bool = False
     sampled: bool = False  # True if most operations were removed from its trace.
+    clock_mhz: float | None = None  # Mean clock of the device while kernels run.
     notes: tuple[str, ...] = ()  # Descriptions of missing data.
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import MISSING, Ints
 from unified_prof.recording.model import PmuFigure, Series
@@ -70,6 +71,8 @@ _COUNTERS = (
     _Counter("HOST_MEM_USAGE", (("usage", "host memory"),), "%", device=None),
 )
 
+_MAX_MHZ = 1e5  # Larger clocks are in Hz.
+
 _Sample = tuple[int, tuple[Any, ...]]  # Times and the values of each column.
 
 
@@ -127,6 +130,22 @@ def memory_series(source: Source, strings: Strings) -> tuple[Series, ...]:
 def counter_series(source: Source, strings: Strings) -> tuple[Series, ...]:
     """Return bandwidths, frequencies and host load over time."""
     return _series(source, strings, _COUNTERS)
+
+
+def clock_samples(source: Source, device: int | None) -> tuple[Ints, NDArray[np.float64]]:
+    """Return times and clocks of a device's cores, MHz, in order; each is valid until the next."""
+    columns = {"at": "timestampNs", "device": "deviceId"}
+    found = source.integers("AICORE_FREQ", columns | {"mhz": "CAST(freq AS INTEGER)"})
+    if not len(found["at"]):
+        is_clock = "(SELECT value FROM STRING_IDS WHERE id = name) LIKE 'GPC Clock Frequency%'"
+        columns["mhz"] = f"CASE WHEN {is_clock} THEN CAST(value AS INTEGER) ELSE -1 END"
+        found = source.integers("UPROF_GPU_METRICS", columns)
+    rows = np.flatnonzero((found["mhz"] > 0) & (found["at"] > 0))
+    if device is not None:
+        rows = rows[found["device"][rows] == device]
+    rows = rows[np.argsort(found["at"][rows], kind="stable")]
+    mhz = found["mhz"][rows].astype(np.float64)
+    return found["at"][rows], np.where(mhz > _MAX_MHZ, mhz / 1e6, mhz)  # some are in Hz
 
 
 def peak_memory(source: Source, strings: Strings) -> int | None:
