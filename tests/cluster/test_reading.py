@@ -137,3 +137,12 @@ def test_link_in_an_impossible_place_is_damage(run: Path) -> None:
         db.execute("UPDATE LINK SET across_hosts = 10")
         db.commit()
     refused(uprof("cluster", "report", run), 7, "is damaged: table LINK: Invalid enum value 10")
+
+
+def test_common_reason_of_several_ranks_is_shown_once(tmp_path: Path) -> None:
+    run = write_summary(tmp_path / "run.cluster")
+    why = "UPDATE RANK SET status = 'partly', why = 'no steps recorded' WHERE rank IN (0, 1, 3)"
+    execute(run / "cluster.sqlite", why)
+    with open_run(run) as opened:
+        text = Overview(opened).coverage
+    assert text.endswith("; ranks 0, 1, 3: no steps recorded")

@@ -56,6 +56,15 @@ def test_every_rank_has_a_row_or_reason_if_it_was_not_read(file: Path, summary: 
     assert (summary.world_size, summary.ranks_read, summary.absent) == (16, 14, (11,))
 
 
+@pytest.mark.parametrize(("world", "expected"), [(None, 10), (16, 16)])
+def test_damaged_ranks_count_as_ranks_of_the_run(world: int | None, expected: int) -> None:
+    (one,) = partials_of(simulate(Plan(tp=1, dp=1, pp=1)))
+    one = replace(one, facts=replace(one.facts, world_size=world))
+    lost = UnreadableRecording("rank9.db", "it is cut off", 9)
+    found = summarize_run([one], unread=[lost, UnreadableRecording("x.db", "it is empty", None)])
+    assert (found.ranks_read, found.world_size) == (1, expected)
+
+
 def test_ranks_have_their_place_in_the_layout(file: Path) -> None:
     for rank, tp, dp, pp in execute(
         file, "SELECT rank, tp, dp, pp FROM RANK WHERE status = 'read'"

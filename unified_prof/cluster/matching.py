@@ -199,17 +199,19 @@ class MatchedCollectives:
         return np.asarray(self.events.src >= 0)
 
 
-def run_size(matched: MatchedCollectives) -> tuple[int, bool]:
+def run_size(matched: MatchedCollectives, damaged: Iterable[int] = ()) -> tuple[int, bool]:
     """Return the number of ranks of the run, and True if it is only a lower bound.
 
-    The recorded world size is exact; without it, the largest rank and group give a lower bound.
+    The recorded world size is exact; without it, the largest rank, also of the `damaged` ones, and
+    group give a lower bound.
     """
     recorded = [fact.world_size for fact in matched.facts if fact.world_size]
     if recorded:
         return max(recorded), False
     in_groups = [max(group.ranks) for group in matched.groups if group.is_recorded]
     largest = max([group.size for group in matched.groups], default=0)
-    return max(max([*matched.ranks, *in_groups]) + 1, largest), largest > len(matched.ranks)
+    size = max(max([*matched.ranks, *in_groups, *damaged]) + 1, largest)
+    return size, largest > len(matched.ranks)
 
 
 def match_sequences(partials: Iterable[Partial]) -> SequenceMatch:

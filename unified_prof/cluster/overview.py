@@ -229,14 +229,9 @@ class Overview:
     @property
     def missing_ranges(self) -> list[tuple[str, str]]:
         """The ranks without complete recordings, as ranges, with the common reason of each."""
-        ranks: dict[str, list[int]] = {}
-        for one in self.missing:
-            reason = f"{one.status}{f': {one.why}' if one.why else ''}"
-            ranks.setdefault(reason, []).append(one.rank)
-        return [
-            (f"rank{'s' if len(of_reason) != 1 else ''} {format_ranges(of_reason)}", reason)
-            for reason, of_reason in ranks.items()
-        ]
+        return ranks_by_reason(
+            (one.rank, f"{one.status}{f': {one.why}' if one.why else ''}") for one in self.missing
+        )
 
     @property
     def coverage(self) -> str:
@@ -246,8 +241,20 @@ class Overview:
         absent = [rank.rank for rank in run.ranks if rank.status == "absent"]
         if absent:
             text += f"; missing: {format_ranges(absent)}"
-        failed = [one for one in self.missing if one.status != "absent"]
-        return "; ".join([text, *(f"rank {one.rank}: {one.why or one.status}" for one in failed)])
+        failed = (one for one in self.missing if one.status != "absent")
+        reasons = ranks_by_reason((one.rank, one.why or one.status) for one in failed)
+        return "; ".join([text, *map(": ".join, reasons)])
+
+
+def ranks_by_reason(reasons: Iterable[tuple[int, str]]) -> list[tuple[str, str]]:
+    """Return the ranks with each reason as text, and the reason."""
+    ranks: dict[str, list[int]] = {}
+    for rank, reason in reasons:
+        ranks.setdefault(reason, []).append(rank)
+    return [
+        (f"rank{'s' if len(of_reason) != 1 else ''} {format_ranges(of_reason)}", reason)
+        for reason, of_reason in ranks.items()
+    ]
 
 
 def format_ranges(numbers: Iterable[int], *, most: int = 12) -> str:

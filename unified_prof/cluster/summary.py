@@ -234,6 +234,7 @@ def summarize_run(
         UsageError: The partials are from several runs, and none has more than half of them.
     """
     where = where or {}
+    damaged = [one.rank for one in unread if one.rank is not None]
     found, others = _split_runs(list(partials), where)
     unread = (*unread, *others)
     if not found:
@@ -281,7 +282,7 @@ def summarize_run(
     )
     findings, shared = find_all(context)
     ranked = [*findings, *shared]
-    world, is_minimum = run_size(matched)
+    world, is_minimum = run_size(matched, damaged)
     known = {*matched.ranks, *(one.rank for one in unread)}
     absent = tuple(rank for rank in range(world) if rank not in known)
     tables = {
