@@ -52,6 +52,10 @@ class Plan:
     network_gb_per_s: float = 20.0
     """Bandwidth between hosts."""
     setup_ns: int = 0
+    stalls: Mapping[int, int] = field(default_factory=dict)
+    """Step -> additional time of the first gradient all-reduce, ns."""
+    stalls_move: bool = True
+    """True if tasks of the all-reduce cover that time; otherwise it looks like setup."""
     skew_ns: int = 2_000_000
     drift_ppm: float = 0.0
     """Standard deviation of the drift of host clocks."""
@@ -167,6 +171,7 @@ class _Simulation:
         self.now = rng.integers(1_000_000, 1_200_000, plan.world).tolist()
         self.rng = rng
         self.count: dict[tuple[Any, ...], int] = {}
+        self.stalled = set[int]()
         self.used: set[tuple[int, ...]] = set()
         self.reduced: dict[tuple[int, tuple[int, ...]], int] = {}
         self.step = 0
@@ -289,6 +294,10 @@ class _Simulation:
         self.used.add(ranks)
         members = len(ranks)
         move = int(20_000 + size * 2 * (members - 1) / members / self.speed(ranks))
+        if size >= GRADIENTS // self.plan.buckets and self.step not in self.stalled:
+            self.stalled.add(self.step)
+            stall = self.plan.stalls.get(self.step, 0)
+            setup, move = (setup, move + stall) if self.plan.stalls_move else (setup + stall, move)
         seq = self.number(ranks)
         for rank, start in zip(ranks, begin, strict=True):
             end = real + setup + move + int(self.rng.integers(0, 1_000))

@@ -37,7 +37,17 @@ SOME = (3, 4, 5)
 
 def true_cost_ms(plan: Plan, run: SimulatedRun) -> float:
     healthy = simulate(
-        replace(plan, slow={}, slow_links={}, slow_host=None, late={}, stops={}, hot={}, moving=0)
+        replace(
+            plan,
+            slow={},
+            slow_links={},
+            slow_host=None,
+            late={},
+            stops={},
+            hot={},
+            moving=0,
+            stalls={},
+        )
     )
     return (run.step_ns - healthy.step_ns) / 1e6
 
@@ -212,6 +222,25 @@ def test_findings_of_npu_and_gpu_recordings_are_equal(change: Mapping[str, objec
     gpu = summarize_run(partials_of(run, vendor="nvidia")).findings
     assert npu == gpu
     assert len(npu) == 1
+
+
+@pytest.mark.parametrize("stalls_move", [True, False])
+@pytest.mark.parametrize(("tp", "dp", "buckets"), [(1, 8, 1), (2, 4, 1), (1, 8, 3)])
+def test_collective_that_times_out_is_found_with_its_cost(
+    tp: int, dp: int, buckets: int, stalls_move: bool
+) -> None:
+    plan = Plan(
+        *(tp, dp, 2), steps=4, buckets=buckets, stalls={2: 4_300_000_000}, stalls_move=stalls_move
+    )
+    run = simulate(plan)
+    (found, *rest) = summarize_run(partials_of(run)).ranked
+    assert (found.kind, found.steps, len(found.ranks)) == ("retransmission", (2,), dp)
+    assert found.cost_ms_per_step == pytest.approx(true_cost_ms(plan, run), rel=0.02)
+    assert sum(one.cost_ms_per_step for one in rest) < 10
+    # The time may be that of a first collective, which connects ranks, or of a late rank.
+    for healthy in (replace(plan, stalls={0: 4_300_000_000}), Plan(stops={1: 4_300_000_000})):
+        kinds = {one.kind for one in summarize_run(partials_of(simulate(healthy))).ranked}
+        assert "retransmission" not in kinds
 
 
 def test_cost_is_per_compared_step_if_a_recording_starts_late() -> None:

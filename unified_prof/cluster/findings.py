@@ -47,6 +47,7 @@ from unified_prof.cluster.rule_context import (
 )
 from unified_prof.cluster.shared_costs import shared_costs
 from unified_prof.cluster.slow_links import slow_links
+from unified_prof.cluster.slow_network import retransmissions
 from unified_prof.recording.model import Finding
 from unified_prof.recording.names import ATTENTION, CONVOLUTION, MATMUL, class_of_kernel
 
@@ -88,7 +89,10 @@ _MIN_TREND_CORRELATION = 0.9
 
 def find_all(context: RuleContext) -> tuple[list[Finding], list[Finding]]:
     """Return the faults and the costs that all ranks share; a healthy run has no faults."""
+    stalled = [*retransmissions(context)]
+    context = _without_stalls(context, stalled)
     candidates = [one for rule in RULES for one in rule(context) if one.is_computed()]
+    candidates = stalled + candidates
     loaded = {
         rank
         for candidate in candidates
@@ -100,6 +104,17 @@ def find_all(context: RuleContext) -> tuple[list[Finding], list[Finding]]:
     fixed = ReplayChange.merge([one.change for one in candidates])
     shared = [one for one in shared_costs(context, fixed) if one.is_computed()]
     return faults, cost_shared(context, fixed, shared)
+
+
+def _without_stalls(context: RuleContext, stalled: Sequence[Candidate]) -> RuleContext:
+    """Return the context with the usual times of collectives that timed out."""
+    waits = context.waits
+    times = {name: getattr(waits, name).copy() for name in ("least", "transfer", "setup")}
+    for one in stalled:
+        for event, factor in one.change.transfer.items():
+            for ns in times.values():
+                ns[event] = round(ns[event] * factor)
+    return replace(context, waits=replace(waits, **times))
 
 
 def _is_due_to_load(context: RuleContext, candidate: Candidate, loaded: set[int]) -> bool:

@@ -1,4 +1,4 @@
-"""Rule about a slow network: all links between hosts are slower than those of such hosts."""
+"""Rules about the network: all links between hosts are slow, or single transfers time out."""
 
 from __future__ import annotations
 
@@ -7,10 +7,21 @@ from collections.abc import Iterator
 import numpy as np
 
 from unified_prof.cluster.replay import ReplayChange
-from unified_prof.cluster.rule_context import Candidate, RuleContext
+from unified_prof.cluster.rule_context import (
+    NS_PER_MS,
+    Candidate,
+    RuleContext,
+    format_time,
+    join_first,
+    steps_text,
+)
 from unified_prof.recording.collectives import bus_factor
 
-SLOW_NETWORK = "slow_network"
+SLOW_NETWORK, RETRANSMISSION = "slow_network", "retransmission"
+
+# RDMA sends a message again that is not acknowledged within 4 s, by default of HCCL and NCCL.
+_TIMEOUT_NS = 4_000_000_000
+_MAX_USUAL_SHARE = 0.1  # Maximum usual time of a collective, as a share of the one with a timeout.
 
 # Nominal network bandwidth of hosts per device, GB/s: one adapter of 400 or 200 Gb/s each (user
 # guides of DGX H100, H200, B200 and A100, and of the Atlas 800T A2).
@@ -85,3 +96,43 @@ def slow_network(context: RuleContext) -> Iterator[Candidate]:
     least_ns = _MIN_NETWORK_COST_SHARE * context.step_ns
     cost = (SLOW_NETWORK, (), context.steps, change, text, figures)
     yield Candidate(*cost, min_cost_ns=least_ns, is_bound=True)
+
+
+def retransmissions(context: RuleContext) -> Iterator[Candidate]:
+    """Yield groups with collectives of 4 s and more after all members have come.
+
+    The first collective of a kind in a group is left out, because it may connect the ranks.
+    """
+    matched, waits = context.matched, context.waits
+    events = matched.events
+    inside = events.complete & (events.members > 1) & np.isin(events.step, list(context.steps))
+    slow = inside & (waits.least >= _TIMEOUT_NS)
+    for group in np.unique(events.group[slow & (events.src < 0)]).tolist():
+        of_group = np.flatnonzero(inside & (events.group == group))
+        # Events of a kind are in the order of their numbers.
+        _, first = np.unique(events.kind[of_group], return_index=True)
+        usable = of_group[~slow[of_group]]
+        change: dict[int, float] = {}
+        for event in np.setdiff1d(of_group[slow[of_group]], of_group[first]).tolist():
+            alike = usable[events.kind[usable] == events.kind[event]]
+            of_size = alike[events.bytes[alike] == events.bytes[event]]
+            usual = waits.least[of_size if len(of_size) else alike]
+            factor = float(np.median(usual)) / float(waits.least[event]) if len(usual) else 1.0
+            if factor <= _MAX_USUAL_SHARE:
+                change[event] = factor
+        if not change:
+            continue
+        longest = max(change, key=lambda event: int(waits.least[event]))
+        longest_ns = float(waits.least[longest])
+        ranks = matched.present(matched.groups[group].ranks)
+        steps = tuple(np.unique(events.step[[*change]]).tolist())
+        text = (
+            f"retransmission: {matched.kinds[events.kind[longest]]} of ranks "
+            f"{join_first(context.global_ranks(ranks))} takes {format_time(longest_ns)}"
+            f"{steps_text(context, steps)}, usually {format_time(longest_ns * change[longest])}, "
+            "after its last rank has started, as with an RDMA timeout: check the "
+            "switches (PFC, packet loss) and the counters of the network cards"
+        )
+        figures = {"times": len(change), "longest_ms": longest_ns / NS_PER_MS}
+        both = ReplayChange(transfer=change, setup=change)
+        yield Candidate(RETRANSMISSION, ranks, steps, both, text, figures)

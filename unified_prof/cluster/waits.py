@@ -139,7 +139,8 @@ class Covered:
         last = np.maximum(np.searchsorted(start, at, side="right") - 1, 0)
         until = np.clip(at, start[last], end[last])
         partly = (until - start[last]) - (self.until(until) - self.until(start[last]))
-        return np.rint(before[last] + np.maximum(partly, 0)).astype(np.int64)
+        result: Ints = np.rint(before[last] + np.maximum(partly, 0)).astype(np.int64)
+        return result
 
 
 SumRow = tuple[Any, ...]
