@@ -65,6 +65,8 @@ class Plan:
     slow_links: Mapping[tuple[int, int], float] = field(default_factory=dict)
     slow_host: int | None = None
     late: Mapping[int, int] = field(default_factory=dict)
+    late_in_turn: int = 0
+    """Late input of one rank, ns; another rank in each step."""
     stops: Mapping[int, int] = field(default_factory=dict)
     """Rank -> pause per step without a recorded reason, ns."""
     stop_where: str = "begin"
@@ -196,6 +198,8 @@ class _Simulation:
                 begin = self.now[rank]
                 simulated.steps[rank].append((begin, 0))
                 self.now[rank] += 150_000 + (plan.late.get(rank, 0) if self.faulty else 0)
+                if rank == self.step * 3 % plan.world:
+                    self.now[rank] += plan.late_in_turn
                 if plan.loader:
                     simulated.inputs[rank].append((begin, self.now[rank]))
                 self.stop(rank, "begin")

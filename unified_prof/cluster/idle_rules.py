@@ -191,6 +191,7 @@ def late_input(context: RuleContext) -> Iterator[Candidate]:
     by_steps: dict[tuple[int, ...], list[int]] = {}
     for rank in np.flatnonzero(late.any(axis=1)).tolist():
         by_steps.setdefault(tuple(np.flatnonzero(late[rank]).tolist()), []).append(rank)
+    found: list[Candidate] = []
     for places, ranks in by_steps.items():
         steps = tuple(signals.steps[at] for at in places)
         change = _earlier_input(context, excess, ranks, places)
@@ -206,7 +207,11 @@ def late_input(context: RuleContext) -> Iterator[Candidate]:
             "late_ms": round(late_ns / NS_PER_MS, 4),
             "input_ms": round(float(np.nanmedian(signals.input_at[ranks])) / NS_PER_MS, 4),
         }
-        yield Candidate(LATE_INPUT, ranks, steps, change, text, figures, bound_ns=late_ns)
+        fault = (LATE_INPUT, ranks, steps, change, text, figures)
+        found += [Candidate(*fault, bound_ns=late_ns)]
+    text = "late input: {} wait {} for input, {} longer than others"
+    cause = "as for batches that take longer to load: use more workers or prefetch more"
+    yield from _in_turn(context, LATE_INPUT, text, cause, found) or found
     known = np.isfinite(signals.input_at)
     if late.any() or not known.any():
         return
@@ -452,23 +457,36 @@ def _late_ranks(
 
 def _scattered_pauses(context: RuleContext, pauses: Sequence[Candidate]) -> list[Candidate]:
     """Return one candidate for pauses of many ranks in different steps; none if there are few."""
-    ranks = sorted({pause.ranks[0] for pause in pauses})
-    count = sum(len(pause.steps) for pause in pauses)
-    steps = tuple(sorted({step for pause in pauses for step in pause.steps}))
-    everywhere = any(set(pause.steps) >= set(context.steps) for pause in pauses)
+    cause = (
+        "as with unsynchronized garbage collection (see gc.freeze and gc.disable) or other "
+        "processes on the hosts"
+    )
+    return _in_turn(
+        context, SCATTERED_PAUSES, "scattered pauses: {} pause {} for {}", cause, pauses
+    )
+
+
+def _in_turn(
+    context: RuleContext, kind: str, text: str, cause: str, found: Sequence[Candidate]
+) -> list[Candidate]:
+    """Return one candidate for many ranks that are late in different steps; none if few are.
+
+    `text` has places for the ranks, the number of times and the shortest and longest one.
+    """
+    ranks = sorted({rank for one in found for rank in one.ranks})
+    count = sum(len(one.steps) * len(one.ranks) for one in found)
+    steps = tuple(sorted({step for one in found for step in one.steps}))
+    everywhere = any(set(one.steps) >= set(context.steps) for one in found)
     if len(ranks) < _MIN_PAUSED_RANKS or count < _MIN_PAUSES or len(steps) < 2 or everywhere:
         return []
-    late_ms = sorted(pause.figures["late_ms"] for pause in pauses)
+    late_ms = sorted(one.figures["late_ms"] for one in found)
     shortest, longest = (format_time(late_ms[at] * NS_PER_MS) for at in (0, -1))
-    text = (
-        f"scattered pauses: {len(ranks)} ranks ({join_first(context.global_ranks(ranks))}) pause "
-        f"{count} times for {shortest} to {longest}, in different steps, "
-        "which is typical of unsynchronized garbage collection (see gc.freeze and gc.disable)"
-    )
+    who = f"{len(ranks)} ranks ({join_first(context.global_ranks(ranks))})"
+    what = text.format(who, f"{count} times", f"{shortest} to {longest}")
     figures = {"pauses": count, "late_ms": late_ms[len(late_ms) // 2]}
-    change = ReplayChange.merge([pause.change for pause in pauses])
-    bound = max(pause.bound_ns for pause in pauses)
-    return [Candidate(SCATTERED_PAUSES, ranks, steps, change, text, figures, bound_ns=bound)]
+    change = ReplayChange.merge([one.change for one in found])
+    fault = (kind, ranks, steps, change, f"{what}, in different steps, {cause}", figures)
+    return [Candidate(*fault, bound_ns=max(one.bound_ns for one in found))]
 
 
 def location(context: RuleContext, interval: tuple[int, int]) -> str:
