@@ -12,7 +12,8 @@ from tests.cli.test_report import refused, uprof
 from tests.cluster.summaries import MS, Contents, write_summary
 from tests.sql import execute
 from unified_prof.cluster.overview import Overview, format_ranges
-from unified_prof.cluster.stored_run import STEP_PARTS, open_run
+from unified_prof.cluster.stored_run import STEP_PARTS, FindingRecord, open_run
+from unified_prof.report.cluster_document import finding_line
 
 
 @pytest.fixture
@@ -146,3 +147,11 @@ def test_common_reason_of_several_ranks_is_shown_once(tmp_path: Path) -> None:
     with open_run(run) as opened:
         text = Overview(opened).coverage
     assert text.endswith("; ranks 0, 1, 3: no steps recorded")
+
+
+def test_names_of_kernels_in_sentences_are_short() -> None:
+    kernel = "void at::native::vectorized_layer_norm_kernel<c10::Half, float>(int, float)"
+    text = f"slow kernel: rank 3: {kernel} takes 1.50 times as long; costs 2.00 ms per step"
+    found = FindingRecord("slow_kernel", (3,), (), (), (0,), 2.0, {"kernel": kernel}, text)
+    said = "slow kernel: rank 3: vectorized_layer_norm_kernel takes 1.50 times as long"
+    assert finding_line(found) == ("2.00 ms/step", said)

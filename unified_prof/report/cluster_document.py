@@ -7,7 +7,7 @@ of group and link occurs once, so that a run of a thousand ranks stays readable.
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -412,8 +412,14 @@ def _encode_column(values: NDArray[np.float64]) -> str:
 _WHOLE_RECORDING = " over the whole recording"  # End of a finding of a run without steps.
 
 
+_MAX_KERNEL_NAME = 60  # Maximum length of the name of a kernel in a sentence.
+
+
 def finding_line(one: FindingRecord, step_ms: float | None = None) -> tuple[str, str]:
     """Return the cost of a finding, with its share of a step, and its text without that cost."""
+    if kernel := one.figures.get("kernel"):
+        short = names.truncate_middle(names.short_symbol(str(kernel)), _MAX_KERNEL_NAME)
+        one = replace(one, text=one.text.replace(str(kernel), short))
     cost = names.format_duration(one.cost_ms_per_step * 1e6)
     share = f" ({names.format_share(one.cost_ms_per_step, step_ms)})" if step_ms else ""
     if one.text.endswith(_WHOLE_RECORDING):

@@ -364,7 +364,7 @@ def cluster_difference_document(found: ClusterDifference, *, top: int) -> Docume
         if findings:
             document.heading(heading)
             for finding in findings:
-                document.line("  ".join(cluster_document.finding_line(finding)))
+                document.fact(*cluster_document.finding_line(finding))
     parts = [
         (_HEADINGS[name], pair)
         for name, pair in found.step.items()
