@@ -68,3 +68,15 @@ def test_late_input_of_many_ranks_in_turn_is_one_finding() -> None:
     assert [(one.kind, one.ranks) for one in found] == [("late_input", tuple(range(8)))]
     assert found[0].steps == tuple(range(10))
     assert found[0].cost_ms_per_step == pytest.approx(gain_ms(plan, run), rel=0.05)
+
+
+def test_half_of_the_ranks_with_slow_matrix_kernels_is_a_slow_host() -> None:
+    """Their other kernels are as fast as those of the other half."""
+    slow = dict.fromkeys(range(4, 8), 1.15)
+    plan = Plan(tp=1, dp=8, pp=1, slow=slow, slow_kinds=("MatMul", "Attention"), steps=6, batches=4)
+    run = simulate(plan)
+    found, *rest = summarize_run(partials_of(run)).ranked
+    assert (found.kind, found.ranks) == ("slow_host", (4, 5, 6, 7))
+    assert {one.kind for one in rest} == {"exposed_communication"}
+    gain_ms = (run.step_ns - simulate(replace(plan, slow={})).step_ns) / 1e6
+    assert found.cost_ms_per_step == pytest.approx(gain_ms, rel=0.1)

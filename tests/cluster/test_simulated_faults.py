@@ -111,6 +111,11 @@ FAULTS: dict[str, tuple[Any, ...]] = {
         replace(TWO_NODES, host_names=False, file_hosts=True, links={(4, 5): 4}),
         *("slow_link", (4, 5), 0),
     ),
+    "drift_of_host": (
+        Scenario(scheme="fsdp", per_host=8, steps=8, drift=dict.fromkeys(range(8, 16), 0.3)),
+        *("slow_host", tuple(range(8, 16)), 0.1),
+        "over the recorded steps",
+    ),
     "kernel": (Scenario(slow_kernels={(9, "fc1_gemm"): 2}), "slow_kernel", (9,), 0.1),
     "kernel_fsdp": (
         Scenario(scheme="fsdp", slow_kernels={(9, "flash_attention"): 1.5}),

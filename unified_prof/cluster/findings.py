@@ -137,9 +137,7 @@ def slow_ranks(context: RuleContext) -> Iterator[Candidate]:
     in_all = {rank: factor for rank, factor in always.items() if rank not in at_times}
     for ranks, host in _group(context, list(in_all)):
         factors = {rank: in_all[rank] for rank in ranks}
-        change = ReplayChange(
-            work={rank: context.healthy_work(rank, factors[rank]) for rank in ranks}
-        )
+        change = _without_slowness(context, factors, context.steps)
         worst = max(ranks, key=lambda rank: factors[rank])
         error = float(context.signals.kernels.error[worst])
         yield _slow_rank(context, host, factors, error, context.steps, change)
@@ -152,21 +150,29 @@ def slow_ranks(context: RuleContext) -> Iterator[Candidate]:
     for steps, members in by_steps.items():
         for ranks, host in _group(context, members):
             factors = {rank: at_times[rank][1] for rank in ranks}
-            work_at = {
-                (rank, step): context.healthy_work(rank, factor)
-                for rank, factor in factors.items()
-                for step in steps
-            }
-            for rank in ranks:
-                if trend := _trend(context, rank):
-                    line = np.linspace(*trend, len(context.steps)).clip(1.0)
-                    work_at |= {
-                        (rank, step): context.healthy_work(rank, float(f))
-                        for step, f in zip(context.steps, line, strict=True)
-                    }
-            change = ReplayChange(work_at=work_at)
+            change = _without_slowness(context, factors, steps)
             worst = max(ranks, key=lambda rank: factors[rank])
             yield _slow_rank(context, host, factors, at_times[worst][2], steps, change)
+
+
+def _without_slowness(
+    context: RuleContext, factors: Mapping[int, float], steps: Sequence[int]
+) -> ReplayChange:
+    """Return the change that makes ranks faster, by a factor or as they become slower."""
+    work: dict[int, float] = {}
+    work_at: dict[tuple[int, int], float] = {}
+    for rank, factor in factors.items():
+        by_step = dict.fromkeys(steps, factor)
+        if trend := _trend(context, rank):
+            line = np.linspace(*trend, len(context.steps)).clip(1.0)
+            by_step = dict(zip(context.steps, line.tolist(), strict=True))
+        elif set(steps) >= set(context.steps):
+            work[rank] = context.healthy_work(rank, factor)
+            continue
+        work_at |= {
+            (rank, step): context.healthy_work(rank, slower) for step, slower in by_step.items()
+        }
+    return ReplayChange(work=work, work_at=work_at)
 
 
 def _slow_in_turn(

@@ -373,11 +373,21 @@ def _kind_weights(ratio: Floats, count: Floats) -> Floats:
     """Weight kernel kinds by their spread between ranks, or by calls if there are few ranks."""
     if ratio.shape[0] < _MIN_RANKS_FOR_WEIGHTS:
         return count
-    spread = np.array([robust_deviation(ratio[:, at]) for at in range(ratio.shape[1])])
+    spread = np.array([_spread(ratio[:, at]) for at in range(ratio.shape[1])])
     known = np.isfinite(ratio).sum(axis=0) >= _MIN_RANKS_FOR_WEIGHTS
     usual = float(np.median(spread[known & (spread > 0)])) if (known & (spread > 0)).any() else 1.0
     spread = np.where(known, np.maximum(spread, usual / 4), usual)
     return np.broadcast_to(1 / spread**2, ratio.shape)
+
+
+def _spread(values: Floats) -> float:
+    """Return the robust deviation; if half of the ranks are slower, that within each half."""
+    values = values[np.isfinite(values)]
+    above = upper_cluster(values)
+    halves = [values] if above is None else [values[above == 0], values[above > 0]]
+    if above is not None:
+        halves = [half - np.median(half) for half in halves]
+    return max(map(robust_deviation, halves))
 
 
 def peers_median(values: Floats, peers: Ints) -> Floats:

@@ -41,8 +41,9 @@ _MIN_SHARE = 0.1
 _MIN_BUBBLE_SHARE = 0.2  # The same for a pipeline; with enough micro-batches, less is left.
 _MIN_BUBBLE_COST_SHARE = 0.05  # Minimum share of the step that more micro-batches save.
 _MIN_UNEQUAL_SHARE = 0.05  # Minimum share of the step that equal batches save.
-# Maximum share of the steps in which one rank has the most work if the batches are the cause.
-_MAX_STEPS_OF_ONE = 0.6
+# Maximum variance of the mean work of ranks, as a multiple of that by chance, if batches are the
+# cause.
+_MAX_VARIANCE_RATIO = 4.0
 _BATCHES_PER_STAGE = 4  # Usual number of micro-batches per pipeline stage in a step.
 # Latency is most of the time of smaller messages. DDP closes a bucket when it exceeds its limit, so
 # that buckets of 1 MB are up to twice as large.
@@ -133,7 +134,7 @@ def _unequal_batches(context: RuleContext, fixed: ReplayChange) -> Iterator[Cand
             continue
         ratio = work[members] / work[members].mean(axis=0)
         longest = np.bincount(ratio.argmax(axis=0), minlength=len(members))
-        if longest.max() > _MAX_STEPS_OF_ONE * len(context.steps):
+        if _differ_always(np.log(ratio)):
             continue
         most = max(most, float((ratio.max(axis=0) / ratio.min(axis=0)).max()))
         turns.update(members[longest > 0].tolist())
@@ -154,6 +155,13 @@ def _unequal_batches(context: RuleContext, fixed: ReplayChange) -> Iterator[Cand
         least=_MIN_UNEQUAL_SHARE,
         is_bound=False,
     )
+
+
+def _differ_always(ratio: Floats) -> bool:
+    """Return True if differences between ranks (rows) are more than chance makes of their steps."""
+    steps = ratio.shape[1]
+    by_chance = float(ratio.var(axis=1, ddof=1).mean()) / steps
+    return float(ratio.mean(axis=1).var(ddof=1)) > _MAX_VARIANCE_RATIO * by_chance
 
 
 def _idle_at_places(context: RuleContext) -> Iterator[Candidate]:
