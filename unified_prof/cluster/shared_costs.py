@@ -127,7 +127,7 @@ def _unequal_batches(context: RuleContext, fixed: ReplayChange) -> Iterator[Cand
     if len(context.steps) < MIN_STEPS or context.on_hosts or has_experts(context):
         return
     work_at: dict[tuple[int, int], float] = {}
-    most, turns = 1.0, set[int]()
+    most, turns, bound_ns = 1.0, set[int](), 0.0
     for role in np.unique(peers).tolist():
         members = np.setdiff1d(np.flatnonzero(peers == role), list(fixed.ranks))
         if len(members) < 2 or not work[members].all():
@@ -136,12 +136,13 @@ def _unequal_batches(context: RuleContext, fixed: ReplayChange) -> Iterator[Cand
         longest = np.bincount(ratio.argmax(axis=0), minlength=len(members))
         if _differ_always(np.log(ratio)):
             continue
+        bound_ns += float((work[members].max(axis=0) - work[members].mean(axis=0)).mean())
         most = max(most, float((ratio.max(axis=0) / ratio.min(axis=0)).max()))
         turns.update(members[longest > 0].tolist())
         for rank, of_rank in zip(members.tolist(), (1 / ratio).tolist(), strict=True):
             for step, factor in zip(context.signals.steps, of_rank, strict=True):
                 work_at[rank, step] = factor
-    if not work_at:
+    if bound_ns < _MIN_UNEQUAL_SHARE * context.step_ns or not work_at:
         return
     text = (
         f"unequal batches: kernel times of ranks with the same role differ by up to {most:.2f} "
@@ -161,7 +162,7 @@ def _differ_always(ratio: Floats) -> bool:
     """Return True if differences between ranks (rows) are more than chance makes of their steps."""
     steps = ratio.shape[1]
     by_chance = float(ratio.var(axis=1, ddof=1).mean()) / steps
-    return float(ratio.mean(axis=1).var(ddof=1)) > _MAX_VARIANCE_RATIO * by_chance
+    return bool(ratio.mean(axis=1).var(ddof=1) > _MAX_VARIANCE_RATIO * by_chance)
 
 
 def _idle_at_places(context: RuleContext) -> Iterator[Candidate]:

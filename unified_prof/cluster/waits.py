@@ -22,8 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays import intervals
-from unified_prof.arrays.grouping import NO_VALUE, Bools, Floats, Ints, Lookup, Runs, distinct
-from unified_prof.arrays.intervals import IntervalSet
+from unified_prof.arrays.grouping import NO_VALUE, Bools, Floats, Ints, Runs, distinct
 from unified_prof.arrays.packed import Column, Narrow
 from unified_prof.cluster.matching import MatchedCollectives, SequenceMatch
 from unified_prof.cluster.rank_partial import Partial
@@ -128,19 +127,6 @@ class Covered:
         if not len(self._at):
             return np.zeros(len(at))
         return np.interp((at - self._origin).astype(np.float64), self._at, self._sum)
-
-    def left_exposed(self, merged: IntervalSet, at: Ints) -> Ints:
-        """Return how much of the intervals before each point in time no kernel covers, ns."""
-        if not len(merged):
-            return np.zeros(len(at), np.int64)
-        start, end = merged.start_ns, merged.end_ns
-        lengths = (end - start) - (self.until(end) - self.until(start))
-        before = np.r_[0.0, np.cumsum(np.maximum(lengths, 0))]
-        last = np.maximum(np.searchsorted(start, at, side="right") - 1, 0)
-        until = np.clip(at, start[last], end[last])
-        partly = (until - start[last]) - (self.until(until) - self.until(start[last]))
-        result: Ints = np.rint(before[last] + np.maximum(partly, 0)).astype(np.int64)
-        return result
 
 
 SumRow = tuple[Any, ...]
@@ -272,8 +258,8 @@ def _waits_by_step(
 ) -> Mapping[tuple[int, int], tuple[int, int, int, int]]:
     """Return {(step, rank index): (wait, exposed wait, setup, bubble)}, in ns.
 
-    Exposed waits and bubbles are unions within the step, because a rank may wait in several
-    operations at the same time.
+    Exposed waits and bubbles are unions of the operations that start in the step, because a
+    rank may wait in several of them at the same time.
     """
     rows, events = matched.rows, matched.events
     chosen = np.flatnonzero((rows.event >= 0) & (waits.wait >= 0) & (rows.step >= 0))
@@ -289,19 +275,26 @@ def _waits_by_step(
     edges = np.searchsorted(rank, np.arange(len(matched.ranks) + 1)).tolist()
     for index, (low, high) in enumerate(pairwise(edges)):
         inside, partial = slice(low, high), matched.partials[index]
+        if not high - low:
+            continue
         steps, place = distinct(step[inside])
-        row = Lookup(partial.steps["step"]).rows(steps)
         begin, end, covered = start[inside], start[inside] + wait[inside], Covered(partial)
+        # Shifted by step, so that only waits in the same step are merged.
+        first = int(begin.min())
+        span = int(end.max()) - first + 1
+        shift = place * span - first
         columns = [steps]
         for values in (wait[inside], setup[inside]):
             columns.append(np.zeros(len(steps), np.int64))
             np.add.at(columns[-1], place, values)
         for of in (slice(None), np.flatnonzero(is_transfer[inside])):
-            merged = intervals.merge(begin[of], end[of])
-            first, last = (
-                covered.left_exposed(merged, partial.steps[edge][row]) for edge in ("start", "end")
-            )
-            columns.append(last - first)
+            merged = intervals.merge(begin[of] + shift[of], end[of] + shift[of])
+            owner = merged.start_ns // span
+            back = first - owner * span
+            hidden = covered.until(merged.end_ns + back) - covered.until(merged.start_ns + back)
+            exposed_ns = np.maximum(merged.end_ns - merged.start_ns - hidden, 0)
+            total = np.bincount(owner, exposed_ns, len(steps))
+            columns.append(np.rint(total).astype(np.int64))
         for number, *sums, exposed, bubble in zip(*(c.tolist() for c in columns), strict=True):
             result[number, index] = (sums[0], exposed, sums[1], bubble)
     return result
