@@ -239,6 +239,7 @@ def test_more_kernels_of_a_stage_in_the_world_group_are_more_work_and_no_late_la
 
     (first, *rest), length = found({2: 20})
     assert (first.kind, first.ranks) == ("more_work", (2,))
+    assert first.figures["kernel"] in first.text
     assert {one.kind for one in rest} <= {"pipeline_bubble"}
     # The cost excludes the gaps between the additional kernels.
     assert first.cost_ms_per_step == pytest.approx(length - found({})[1], rel=0.15)

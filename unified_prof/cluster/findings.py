@@ -526,6 +526,7 @@ def unequal_stages(context: RuleContext) -> Iterator[Candidate]:
             "work_ms_per_step": float(per_stage[at]) / steps / NS_PER_MS,
             "usual_work_ms_per_step": usual / steps / NS_PER_MS,
             "balanced_gain_ms": saved_ms,
+            **({} if by_stage else {"kernel": name}),
         }
         kind = UNEQUAL_STAGES if by_stage else MORE_WORK
         fault = (kind, members, context.steps, change, text, figures)
