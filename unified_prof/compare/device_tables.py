@@ -452,7 +452,7 @@ class DeviceDifference(Displayed):
 
     @cached_property
     def findings(self) -> tuple[FindingChange, ...]:
-        """Kinds of findings whose cost changed, largest change first."""
+        """Kinds of findings whose cost changed: first as the step did, largest change first."""
         if (self.base.steps is None) != (self.new.steps is None):
             return ()
         changes = []
@@ -463,7 +463,9 @@ class DeviceDifference(Displayed):
             change = FindingChange(found[-1][1], *(side.finding_ns(kind) for side in sides))
             if abs(change.change_ns) >= MIN_FINDING_CHANGE * self.longest_ns:
                 changes.append(change)
-        return tuple(sorted(changes, key=lambda one: -abs(one.change_ns)))
+        before, after = (side.per_share(side.window_ns) for side in (self.base, self.new))
+        changes.sort(key=lambda one: -abs(one.change_ns))
+        return tuple(sorted(changes, key=lambda one: one.change_ns * (after - before) < 0))
 
     @property
     def longest_ns(self) -> float:

@@ -74,7 +74,9 @@ def _main_finding(found: DeviceDifference, change: FindingChange) -> str:
         return f"A new finding costs {after}: {text}"
     if change.new_ns == 0:
         return f"A finding that cost {before} is gone: {text}"
-    said = f"The finding that changed most costs {after} instead of {before}"
+    is_largest = all(abs(one.change_ns) <= abs(change.change_ns) for one in found.findings)
+    most = "most" if is_largest else "most in this direction"
+    said = f"The finding that changed {most} costs {after} instead of {before}"
     return f"{said}: {_side_of(found, change)}{text}"
 
 
