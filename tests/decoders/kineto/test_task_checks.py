@@ -66,3 +66,11 @@ def test_kernels_that_may_overlap_are_not_counted_as_overlong(tmp_path: Path) ->
     in_graph = [kernel(120 + 10 * at, 5, 1) for at in range(3)]
     sink = decode_kernels(tmp_path, longer, *in_graph, name="cudaGraphLaunch")
     assert not sink.anomalies
+
+
+def test_tasks_that_are_in_the_file_twice_are_counted(tmp_path: Path) -> None:
+    """Two kernels of a stream cannot begin and end together, unless times are rounded to 0."""
+    once = [kernel(100, 10, 1), kernel(110, 10, 2), kernel(120, 1, 3), kernel(120, 1, 4)]
+    assert not decode_kernels(tmp_path, *once).anomalies
+    sink = decode_kernels(tmp_path, *once, *once)
+    assert sink.anomalies["repeated_task"] == 2

@@ -44,6 +44,7 @@ class TaskChecks:
         # Stream -> latest end of its kernels, and the latest end that was counted.
         self._ends: dict[tuple[int, ...], tuple[int, int]] = {}
         self._sharing = self._early = self._early_ns = self._overlong = self._overlong_ns = 0
+        self._repeated = 0
 
     def add_launches(self, tasks: Rows, launch: Ints, launching: Rows) -> None:
         """Check the ids and starts of tasks with the indexes and rows of their launching calls."""
@@ -54,11 +55,16 @@ class TaskChecks:
         self._sharing += int(np.count_nonzero(single)) - len(np.unique(launch[single]))
 
     def add_streams(self, tasks: Rows) -> None:
-        """Check the ends of tasks, which are sorted by start, against others of their streams.
+        """Check tasks, which are sorted by start, against others of their streams.
 
         Kernels of one graph are exempt, because its branches run in parallel, and collectives: AMD
         devices record queues as streams, and a queue may have kernels of several streams.
         """
+        fields = ("device", "context", "stream", "start", "end", "name")
+        ordered = tasks[tasks["end"] - tasks["start"] > ROUNDING_NS]
+        ordered = ordered[np.lexsort([ordered[field] for field in fields])]
+        same = [ordered[field][1:] == ordered[field][:-1] for field in fields]
+        self._repeated += int(np.count_nonzero(np.logical_and.reduce(same)))
         _, place, count = np.unique(tasks["connection"], return_inverse=True, return_counts=True)
         chosen = (tasks["kind"] == r.KERNEL) & (count[place] == 1)
         tasks = tasks[chosen & (tasks["graph"] == MISSING) & (tasks["stream"] != MISSING)]
@@ -85,6 +91,7 @@ class TaskChecks:
         beyond = scaled(self._overlong_ns, TIMES)
         detail = f"ends up to {beyond} after a later kernel of its stream: times may be too long"
         anomaly("overlong_kernel", self._overlong, detail)
+        anomaly("repeated_task", self._repeated, "device tasks are in the file twice: times add up")
 
 
 class Correlator:
