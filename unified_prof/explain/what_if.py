@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import partial
@@ -73,6 +74,15 @@ class Replay:
         schedule = scheduled.schedule
         self._saved_ns = np.zeros(len(schedule.takes_ns))
         self._lag = schedule.edges.lag_ns.astype(np.float64)
+        # The host time that changes so far selected, as parts and of each edge.
+        self._on_host, self._host_ns = Selection(), np.zeros(len(self._lag))
+
+    def with_change(self, selection: Selection) -> Replay:
+        """Return a replay with the same changes and without some parts of the recording."""
+        other = copy(self)
+        other._saved_ns, other._lag = self._saved_ns.copy(), self._lag.copy()
+        other.change(selection)
+        return other
 
     def change(self, selection: Selection, factor: float = WITHOUT) -> None:
         """Make parts of the recording faster by a factor.
@@ -98,7 +108,11 @@ class Replay:
             self._saved_ns[moments] = np.where(
                 both, np.maximum(before, saved_ns), before + saved_ns
             )
-        self._lag -= _host_ns(self._recording, scheduled, selection) * saved
+        # Two changes of the same host time save it once: the first one counts.
+        self._on_host |= replace(selection, work=None)
+        host_ns = _host_ns(self._recording, scheduled, self._on_host)
+        self._lag -= (host_ns - self._host_ns) * saved
+        self._host_ns = host_ns
         if selection.gaps:
             begin = scheduled.schedule.time_ns[edges.source]
             gaps = (edges.kind == graph.STREAM) & (intervals.holding(selection.host, begin) >= 0)
@@ -155,7 +169,7 @@ def gain(
     if scheduled is None:
         return None
     replay = Replay(recording, scheduled)
-    for selection, factor in changes:
+    for selection, factor in sorted(changes, key=lambda one: -one[1]):
         replay.change(selection, factor)
     return replay.gain(analyzed)
 

@@ -77,6 +77,27 @@ def test_host_bound_program_costs_what_a_host_without_python_gains() -> None:
     assert saving_ns(finding) == pytest.approx(saved_ns(slow, fast), rel=0.05)
 
 
+def test_slow_host_explains_waits_at_the_end_of_its_steps() -> None:
+    """Launches are late, and the device is behind at the read: without it, less time is saved."""
+    read = Synchronize(operation="aten::item")
+    late = [Launch("gemm_1", 5 * US, before_ns=50 * US)] * 40
+    at_once = [Launch("gemm_1", 5 * US, before_ns=0)] * 40
+    large = [Launch("gemm_1", 500 * US)] * 6
+    slow: list[Action] = [*late, *large, read]
+    (finding,) = advice_of(*slow).findings
+    assert finding.kind == "host_bound"
+    assert saving_ns(finding) == pytest.approx(saved_ns(slow, [*at_once, *large, read]), rel=0.02)
+
+
+def test_gaps_of_a_device_that_only_waits_for_reads_are_not_host_bound() -> None:
+    read = Synchronize(operation="aten::item")
+    turn: list[Action] = [*[Launch("gemm_1", 3 * US)] * 4, Launch("gemm_1", 50 * US)]
+    with_reads: list[Action] = [*turn, read] * 20
+    (finding,) = advice_of(*with_reads).findings
+    assert finding.kind == "synchronising_calls"
+    assert saving_ns(finding) == pytest.approx(saved_ns(with_reads, [*turn * 20, read]), rel=0.03)
+
+
 def test_casts_of_a_host_bound_program_save_time_only_together_with_the_host() -> None:
     cast = Launch("direct_copy_kernel", 30 * US, operation="aten::to")
     turn: list[Action] = [Launch("gemm_1", 20 * US), cast, HostWork(200 * US)]

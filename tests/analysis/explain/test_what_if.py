@@ -367,6 +367,27 @@ def test_gain_of_a_host_range_is_at_most_its_time_on_the_path(tmp_path: Path) ->
     assert all(2 * one.gain_ns <= one.on_path_ns + 2 for one in found.values()), found
 
 
+def test_host_time_that_two_changes_remove_is_saved_once(tmp_path: Path) -> None:
+    """`inner` is 30 us of the 40 us of `outer`, between two launches 100 us apart."""
+    with FaultyRun(tmp_path / "a.db") as run:
+        run.call(20 * US, 60 * US, "outer")
+        run.call(30 * US, 60 * US, "inner")
+        for launched in (0, 100 * US):
+            run.kernel(launched + 6 * US, launched + 10 * US, launched=launched)
+    with open_report(tmp_path / "a.db") as report:
+        recording = Recording(report)
+
+        def gain_ns(*changes: tuple[str, float]) -> int:
+            found = gain(recording, [(select(recording, name), by) for name, by in changes])
+            assert found is not None
+            return found.gain_ns
+
+        assert gain_ns(("outer", what_if.WITHOUT)) == 40 * US
+        assert gain_ns(("outer", what_if.WITHOUT), ("inner", what_if.WITHOUT)) == 40 * US
+        # The larger factor counts where both apply.
+        assert gain_ns(("outer", 2), ("inner", what_if.WITHOUT)) == 35 * US
+
+
 def test_waits_for_a_full_launch_queue_are_listed_as_a_limit(tmp_path: Path) -> None:
     with FaultyRun(tmp_path / "a.db") as run:
         run.kernel(12 * US, 15 * US, launched=10 * US)

@@ -284,6 +284,9 @@ RULES: tuple[Rule, ...] = (
 
 # Share of long gaps in idle time from which the host's work, not a synchronization, is the cause.
 LONG_WORK_SHARE = 0.75
+# The host is slow throughout if it alone gains at least this share of the gain of both, and the
+# synchronizations alone a share between these.
+SLOW_HOST_SHARE, MIN_WAITS_SHARE, MAX_WAITS_SHARE = 0.9, 0.1, 0.75
 # Up to this many tasks, all rules together take a tenth of a report's time.
 QUICK_TASKS = 200_000
 # If there are more, only the first steps are replayed.
@@ -336,8 +339,8 @@ def advise(recording: Recording, *, quick: bool = False) -> Advice:
     findings: list[Finding] = []
     together_ms: float | None = None
     if longest is not None and causes:
-        causes = _work_with_waits(causes)
         scheduled = None if only_cheap else schedule_of(recording, REPLAYED_TASKS)
+        causes = _host_and_waits(causes, Replay(recording, scheduled) if scheduled else None)
         findings, together_ms = _priced(causes, longest, scheduled)
     pauses = max((one.pauses for one in contexts), key=lambda one: one.total_ns, default=EMPTY)
     step_ns = 0.0 if longest is None else longest.analyzed_ns / longest.step_count
@@ -361,25 +364,37 @@ def advise(recording: Recording, *, quick: bool = False) -> Advice:
     )
 
 
-def _work_with_waits(causes: list[Cause]) -> list[Cause]:
-    """Return the causes with the synchronizations as parts of long work of the host after them.
+def _host_and_waits(causes: list[Cause], replay: Replay | None) -> list[Cause]:
+    """Return the causes so that the synchronizations before work of the host do not hide it.
 
-    The device waits for this work, whether the host waited for the device before it or not.
+    The device waits for long work after them whether the host waited for the device before it or
+    not: both are one cause. A host that is slow throughout comes before the synchronizations.
     """
     kinds = [cause.finding.kind for cause in causes]
     if "host_bound" not in kinds or "synchronising_calls" not in kinds:
         return causes
     sync, work = (causes[kinds.index(kind)] for kind in ("synchronising_calls", "host_bound"))
-    idle_ns = max(cause.finding.figures["idle_ns"] for cause in (sync, work))
-    if work.finding.figures["long_gaps_ns"] < LONG_WORK_SHARE * idle_ns:
-        return causes
     assert work.change is not None
     assert sync.change is not None
-    cost = work.finding.cost_ms_per_step + sync.finding.figures["copies_ns"] / 1e6
-    evidence = (*work.finding.evidence, *sync.finding.evidence)[:EVIDENCE_ROWS]
-    finding = replace(work.finding, cost_ms_per_step=cost, evidence=evidence)
-    joint = replace(work, finding=finding, change=work.change | sync.change)
-    return [joint if one is sync else one for one in causes if one is not work]
+    joint = work.change | sync.change
+    idle_ns = max(cause.finding.figures["idle_ns"] for cause in (sync, work))
+    if work.finding.figures["long_gaps_ns"] >= LONG_WORK_SHARE * idle_ns:
+        cost = work.finding.cost_ms_per_step + sync.finding.figures["copies_ns"] / 1e6
+        evidence = (*work.finding.evidence, *sync.finding.evidence)[:EVIDENCE_ROWS]
+        finding = replace(work.finding, cost_ms_per_step=cost, evidence=evidence)
+        merged = replace(work, finding=finding, change=joint)
+        return [merged if one is sync else one for one in causes if one is not work]
+    if replay is None:
+        return causes
+    work_ns, sync_ns, both_ns = (
+        replay.with_change(change).gain().gain_ns for change in (work.change, sync.change, joint)
+    )
+    is_slow = work_ns >= SLOW_HOST_SHARE * both_ns
+    if not is_slow or not MIN_WAITS_SHARE * both_ns <= sync_ns <= MAX_WAITS_SHARE * both_ns:
+        return causes
+    rest = [one for one in causes if one is not sync]
+    at = rest.index(work) + 1
+    return [*rest[:at], sync, *rest[at:]]
 
 
 def _replayed_share(recording: Recording) -> float:
@@ -420,26 +435,32 @@ def _priced(
         if change is not None and not _is_even(context, change, scheduled):
             change = None
         if scheduled is None or joint is None or change is None:
+            left_ms = step_ms - joint_ms - measured_ms
             if cause.outside_ns is None:
-                cost = min(cost, step_ms - joint_ms)
+                cost = min(cost, left_ms)
                 measured_ms += cost
             else:
                 # Other findings explain what makes an analyzed step long.
                 outside_ms = cause.outside_ns / per_step
-                inside_ms = max(cost - outside_ms - joint_ms, 0.0)
+                inside_ms = min(max(cost - outside_ms - joint_ms, 0.0), left_ms)
                 cost = inside_ms + outside_ms
                 measured_ms, all_outside_ms = measured_ms + inside_ms, all_outside_ms + outside_ms
                 if cost < MIN_SHARE * step_ms:
                     continue
         else:
             scale = context.analyzed_ns / max(_replayed_ns(context, scheduled), 1) / per_step
-            alone = Replay(context.recording, scheduled)
-            alone.change(change)
+            least_ms, most_ms = cause.least * step_ms, step_ms - measured_ms
+            if change.gaps and joint_ms:
+                # Gaps of a device that does not wait for the host are not host-bound.
+                without_gaps = replace(change, gaps=False)
+                after_ms = joint.with_change(without_gaps).gain().gain_ns * scale
+                change = change if after_ms - joint_ms > least_ms else without_gaps
+            alone = Replay(context.recording, scheduled).with_change(change)
             alone_ms = alone.gain().gain_ns * scale
             joint.change(change)
-            after_ms = max(joint.gain().gain_ns * scale, joint_ms)
+            after_ms = min(max(joint.gain().gain_ns * scale, joint_ms), most_ms)
             added_ms, joint_ms = after_ms - joint_ms, after_ms
-            cost, least_ms = min(alone_ms, added_ms), cause.least * step_ms
+            cost = min(alone_ms, added_ms)
             if cause.finding.kind == "host_bound":
                 # A faster host removes idle time; that streams overlap more is a guess.
                 most_ms = max(cause.finding.cost_ms_per_step, context.idle_ns / per_step)
