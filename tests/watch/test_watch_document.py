@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import sqlite3
 import statistics
 from pathlib import Path
@@ -17,7 +18,7 @@ from tests.watch.runs import CAPTURED, MS, eventful, step, write_run
 from unified_prof.cli.app import app
 from unified_prof.report.document import Document
 from unified_prof.report.terminal import render_text
-from unified_prof.report.watch_document import run_figures, watch_document
+from unified_prof.report.watch_document import run_figures, watch_document, watch_page
 from unified_prof.sqlite.watch_file import StepRow, WatchEvent, WatchFile, read_folder
 
 
@@ -51,6 +52,26 @@ def test_parts_of_each_clock_add_up_to_the_step(tmp_path: Path, device: str) -> 
             shares[clock] = shares.get(clock, 0.0) + float(words[-2])
     assert set(shares) == ({"host", "device"} if device == "cuda" else {"host"})
     assert all(total == pytest.approx(100, abs=0.3) for total in shares.values()), text
+
+
+@pytest.mark.parametrize(("longest_ns", "mean"), [(10**7, ""), (9 * 10**7, ", mean 12.0 ms")])
+def test_mean_step_is_shown_if_it_is_not_the_median(
+    tmp_path: Path, longest_ns: int, mean: str
+) -> None:
+    rows = [row(step, (2_000_000, 4_000_000, 1_000_000)) for step in range(40)]
+    rows[20] = rows[20]._replace(length_ns=longest_ns)
+    text = render_text(summary_of(tmp_path, "cpu", rows))
+    assert f"a step takes 10.0 ms{mean}; largest part: " in text
+    assert f"median 10.0 ms{mean}, p90 10.0 ms" in text
+
+
+@pytest.mark.parametrize("samples", [1, 2])
+def test_memory_is_drawn_if_it_was_sampled_twice(tmp_path: Path, samples: int) -> None:
+    rows = [row(step, (2_000_000, 4_000_000, 1_000_000)) for step in range(9)]
+    rows[:samples] = [one._replace(allocated_bytes=1 << 20) for one in rows[:samples]]
+    summary_of(tmp_path, "cpu", rows)
+    page = watch_page(read_folder(tmp_path), tmp_path)
+    assert ("memory" in re.findall(r'"chart": ?"(\w+)"', page)) == (samples > 1)
 
 
 def test_ctrl_c_is_no_exit_code(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ WATCH_FORMAT_VERSION = 1
 _ON_HOST = {"data_ns": "data loading", "wait_ns": "host wait"}
 _ON_DEVICE = {"forward_ns": "forward", "backward_ns": "backward", "optimizer_ns": "optimizer"}
 _MAX_EVENTS, _MAX_SLOW = 10, 5
+_TYPICAL = 0.1  # A mean that differs from the median by less than this share is not mentioned.
 _SLOW = 1.5  # A slow step takes this many times the median of the steps around it.
 # Blocks whose minima of memory give its growth, and the steps of the shortest one.
 _BLOCKS, _MIN_BLOCK = 20, 10
@@ -166,7 +167,8 @@ def run_figures(
         slowest = max(medians_ns, key=medians_ns.__getitem__)
         (one,) = (one for one in found if one.rank == slowest)
         headline = (
-            f"a step takes {format_duration(medians_ns[slowest])}; largest part: {one.largest}"
+            f"a step takes {format_duration(medians_ns[slowest])}{_mean_text(one)}; "
+            f"largest part: {one.largest}"
         )
         if len(medians_ns) > 1:
             ratio = medians_ns[slowest] / max(np.median([*medians_ns.values()]), 1)
@@ -337,6 +339,15 @@ def _add_rank(document: Document, one: RankFigures) -> None:
     _add_slow_steps(document, one)
 
 
+def _mean_text(one: RankFigures) -> str:
+    """Return the mean step, which its parts divide, if it is not about the median."""
+    mean_ns = next((clock.step_ns for clock in one.clocks if clock.clock == "host"), None)
+    if mean_ns is None or one.length is None:
+        return ""
+    is_typical = abs(mean_ns - one.length.median_ns) <= _TYPICAL * one.length.median_ns
+    return "" if is_typical else f", mean {format_duration(mean_ns)}"
+
+
 def _add_facts(document: Document, one: RankFigures) -> None:
     """Add the figures of a rank that has steps, without tables."""
     length = one.length
@@ -349,7 +360,7 @@ def _add_facts(document: Document, one: RankFigures) -> None:
         note += f", {ended.get(one.exit_code, f'exit code {one.exit_code}')}"
     document.fact("steps", f"{one.steps:,}{note}")
     median, p90, longest = map(format_duration, (length.median_ns, length.p90_ns, length.max_ns))
-    document.fact("step", f"median {median}, p90 {p90}, max {longest}")
+    document.fact("step", f"median {median}{_mean_text(one)}, p90 {p90}, max {longest}")
     if one.samples_per_second is not None:
         document.fact("samples per second", format_number(round(one.samples_per_second)))
     if length.drift is not None:
@@ -479,7 +490,8 @@ def watch_page(ranks: Mapping[int, RankSteps], folder: Path, *, is_live: bool = 
     lines = [
         {"chart": chart, "name": name, **_line(one, column, began_ns)}
         for chart, name, column, one in wanted
-        if np.isfinite(one.values(column)).any()
+        # Memory is a line between samples, of which a short run has one.
+        if np.isfinite(one.values(column)).sum() > (chart == "memory")
     ]
     span_ns = max((line["time_ns"][-1] for line in lines), default=0)
     return fill_page(
