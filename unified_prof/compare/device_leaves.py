@@ -160,9 +160,9 @@ class Naming:
     """Rules for naming the operation of a device task, the same for both sides."""
 
     # True: use framework operations if known. False: use the operator type of the kernel.
-    by_framework: bool = True
+    by_framework: bool
     # If neither is known, True: use the kernel's name. False: one row for all kernels of a class.
-    by_kernel: bool = True
+    by_kernel: bool
 
 
 def read_leaves(recording: Recording, labels: Labels, naming: Naming) -> tuple[Leaves, int]:

@@ -149,6 +149,27 @@ def test_memory_findings_begin_at_their_limits(
     assert {*findings_by_kind(memory(tmp_path / "a.db", *states, capacity=100))} == found
 
 
+@pytest.mark.parametrize("full", [0, 1])
+def test_memory_pressure_is_found_on_the_device_that_has_it(tmp_path: Path, full: int) -> None:
+    with FaultyRun(tmp_path / "run.db") as run:
+        run.kernel(0, MS)
+        run.kernel(0, US, device=1)
+        for device in (0, 1):
+            name, size = "totalGlobalMem", str(80 * GIB)
+            run.row("UPROF_GPU_DEVICES", deviceId=device, name=name, value=size)
+            for at, held in enumerate((10, 79) if device == full else (10, 11)):
+                sizes = {"totalAllocated": held * GIB, "totalReserved": held * GIB}
+                run.row(
+                    "MEMORY_RECORD",
+                    **{"component": run.text("PTA"), "deviceId": device, **sizes},
+                    timestamp=run.T0 + at * 100 * US,
+                )
+    (finding,) = (
+        one for one in advice(tmp_path / "run.db").findings if one.kind == "memory_pressure"
+    )
+    assert finding.text.endswith(f"reserves 79.0 of 80.0 GiB at the peak; on device {full}")
+
+
 def test_memory_rules_are_skipped_if_the_capacity_is_unknown(tmp_path: Path) -> None:
     result = advice(memory(tmp_path / "run.db", (75, 79), capacity=None))
     missing = {one.kind for one in result.not_judged}

@@ -331,7 +331,8 @@ def advise(recording: Recording, *, quick: bool = False) -> Advice:
         if None in missing.values():
             evaluated.append(rule.kind)
             complete = [context for context, why in missing.items() if why is None]
-            causes += _merge_devices([rule.causes(context) for context in complete])
+            found = {str(context.device): rule.causes(context) for context in complete}
+            causes += _merge_devices(found, of_several=len(contexts) > 1)
         else:
             why = min(filter(None, missing.values()), default=empty)
             skipped.append(NotJudged(rule.kind, why))
@@ -566,22 +567,24 @@ def ranked(findings: list[Finding], step_ms: float = 0.0) -> list[Finding]:
     return sorted(findings, key=order)
 
 
-def _merge_devices(by_device: list[list[Cause]]) -> list[Cause]:
-    """Merge the findings of one rule on several devices, by kind."""
-    if len(by_device) == 1:
-        return by_device[0]
-    by_kind: dict[str, list[Cause]] = {}
-    for causes in by_device:
+def _merge_devices(by_device: dict[str, list[Cause]], *, of_several: bool) -> list[Cause]:
+    """Merge the findings of one rule on several devices, by kind, and name the devices."""
+    by_kind: dict[str, dict[str, list[Cause]]] = {}
+    for device, causes in by_device.items():
         for cause in causes:
-            by_kind.setdefault(cause.finding.kind, []).append(cause)
+            by_kind.setdefault(cause.finding.kind, {}).setdefault(device, []).append(cause)
+    if not of_several:
+        return [cause for causes in by_device.values() for cause in causes]
     merged = []
-    for causes in by_kind.values():
-        first, others = max(causes, key=lambda one: one.finding.cost_ms_per_step), len(causes) - 1
-        devices = "another device" if others == 1 else f"{others} other devices"
-        text = first.finding.text + (f"; the same on {devices}" if others else "")
-        figures = {**first.finding.figures, "devices": len(causes)}
+    for devices in by_kind.values():
+        each = [(name, cause) for name, found in devices.items() for cause in found]
+        most, first = max(each, key=lambda one: one[1].finding.cost_ms_per_step)
+        others = [name for name in devices if name != most]
+        also = f"{len(others)} other devices" if len(others) > 2 else " and ".join(others)
+        text = f"{first.finding.text}; on {most}" + (f", also on {also}" if also else "")
+        figures = {**first.finding.figures, "devices": len(devices)}
         finding = replace(first.finding, text=text, figures=figures)
-        changes = [cause.change for cause in causes if cause.change is not None]
+        changes = [cause.change for _, cause in each if cause.change is not None]
         change = reduce(or_, changes) if changes else None
         merged.append(replace(first, finding=finding, change=change))
     return merged

@@ -2,14 +2,17 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.decoders.prof.memory_sink import MemorySink
 from tests.prof_generator import Recipe, generate
 from tests.prof_generator.encode import records, write_file
 from unified_prof.decoders.prof import device_samples
+from unified_prof.decoders.prof.clocks import MAX_NS
 from unified_prof.decoders.prof.directory import DeviceDirectory
 from unified_prof.decoders.prof.layouts import STARS_MAGIC
+from unified_prof.decoders.prof.sampling import write_samples
 
 
 def device_with(folder: Path, name: str, content: bytes, platform: int = 5) -> DeviceDirectory:
@@ -79,3 +82,16 @@ def test_accelerator_reads_and_writes_are_swapped_except_on_platform_5(
     levels = [found[column].tolist() for column in columns]
     assert found["accId"].tolist() == [3]
     assert levels == ([[22], [11], [44], [33]] if exchanged else [[11], [22], [33], [44]])
+
+
+def test_samples_before_the_session_and_impossible_times_are_counted_and_skipped(
+    tmp_path: Path,
+) -> None:
+    device, sink = device_with(tmp_path, "ub", b""), MemorySink()
+    start_ns = device.session.start_ns
+    times_ns = np.array([start_ns - 1, start_ns, MAX_NS, start_ns + 7], np.int64)
+    write_samples(sink, device, "UB", times_ns, portId=np.arange(4), rxUdmaBind=9)
+    found = sink.tables()["UB"]
+    assert found["timestampNs"].tolist() == [start_ns, start_ns + 7]
+    assert (found["portId"].tolist(), found["rxUdmaBind"].tolist()) == ([1, 3], [9, 9])
+    assert sink.anomalies == {"before_session_start": 1, "impossible_time": 1}
