@@ -12,7 +12,7 @@ from contextlib import ExitStack
 
 import numpy as np
 
-from unified_prof.arrays.grouping import NOWHERE, Bools, Ints, distinct_rows, find
+from unified_prof.arrays.grouping import NOWHERE, Bools, Ints, distinct, distinct_rows, find
 from unified_prof.arrays.intervals import NONE, ROUNDING_NS, call_order, containing, inherit
 from unified_prof.base.columns import MISSING
 from unified_prof.base.text import TIMES, scaled
@@ -60,13 +60,16 @@ class TaskChecks:
         Kernels of one graph are exempt, because its branches run in parallel, and collectives: AMD
         devices record queues as streams, and a queue may have kernels of several streams.
         """
-        fields = ("device", "context", "stream", "start", "end", "name")
-        ordered = tasks[tasks["end"] - tasks["start"] > ROUNDING_NS]
-        ordered = ordered[np.lexsort([ordered[field] for field in fields])]
-        same = [ordered[field][1:] == ordered[field][:-1] for field in fields]
+        tied = np.zeros(len(tasks), dtype=bool)
+        tied[1:] = tasks["start"][1:] == tasks["start"][:-1]
+        tied[:-1] |= tied[1:]
+        alike = tasks[tied & (tasks["end"] - tasks["start"] > ROUNDING_NS)]
+        equal = ("start", "end", "device", "context", "stream", "name")
+        alike = alike[np.lexsort([alike[field] for field in equal])]
+        same = [alike[field][1:] == alike[field][:-1] for field in equal]
         self._repeated += int(np.count_nonzero(np.logical_and.reduce(same)))
-        _, place, count = np.unique(tasks["connection"], return_inverse=True, return_counts=True)
-        chosen = (tasks["kind"] == r.KERNEL) & (count[place] == 1)
+        _, place = distinct(tasks["connection"])
+        chosen = (tasks["kind"] == r.KERNEL) & (np.bincount(place)[place] == 1)
         tasks = tasks[chosen & (tasks["graph"] == MISSING) & (tasks["stream"] != MISSING)]
         fields = ("process", "device", "context", "stream")
         first, place = distinct_rows(*(tasks[field].astype(np.int64) for field in fields))
