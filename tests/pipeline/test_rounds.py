@@ -7,13 +7,13 @@ import json
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from tests.cli.test_import import uprof
 from unified_prof.base.run_spec import TURNS_VARIABLE, IterationRecord, OperationRecord, TrackedRun

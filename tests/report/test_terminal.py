@@ -5,6 +5,7 @@ from itertools import groupby
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from tests.analysis.builders import memory_report, run_time_report
 from tests.cli.test_report import uprof
@@ -206,7 +207,7 @@ def test_forward_is_shown_only_if_it_differs(tmp_path: Path, backward: float | N
 def test_nothing_is_said_about_the_time_of_operations_that_was_not_measured(tmp_path: Path) -> None:
     with open_reports(memory_report(tmp_path / "memory.sqlite")) as opened:
         (analysis,) = opened.analyses
-        breakdown = replace(analysis.breakdown("operation"), whole_ns=1_000_000)
+        breakdown = structs.replace(analysis.breakdown("operation"), whole_ns=1_000_000)
         assert composition(analysis.summary, [breakdown], advice_of("text")) == []
 
 
@@ -217,8 +218,12 @@ def test_time_outside_of_operations_is_that_of_the_measured_parts(tmp_path: Path
         (analysis,) = opened.analyses
         totals = analysis.summary.totals
         ns = {name: ms * 1_000_000 for name, ms in (parts | {"waiting_for_cpu": 300}).items()}
-        measured = replace(analysis.summary, totals=replace(totals, iteration_parts_ns=ns))
-        breakdown = replace(analysis.breakdown("operation"), whole_ns=sum(parts.values()) * 10**6)
+        measured = structs.replace(
+            analysis.summary, totals=structs.replace(totals, iteration_parts_ns=ns)
+        )
+        breakdown = structs.replace(
+            analysis.breakdown("operation"), whole_ns=sum(parts.values()) * 10**6
+        )
         said = {
             one: composition(summary, [breakdown], advice_of("text"))[0]
             for one, summary in (("parts", measured), ("none", analysis.summary))

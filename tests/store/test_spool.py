@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from tests.records import run_with_regions, tracked_run
 from unified_prof.base.run_spec import Frame, RegionRecord
@@ -27,12 +28,12 @@ DATA = run_spool.encode(CONTENT)
 
 
 def changed_run(**changes: Any) -> bytes:
-    return run_spool.encode(replace(CONTENT, run=replace(CONTENT.run, **changes)))
+    return run_spool.encode(structs.replace(CONTENT, run=replace(CONTENT.run, **changes)))
 
 
 def test_written_spool_is_read_back(tmp_path: Path) -> None:
     written = Spool(tmp_path, "_rank3")
-    written.write(replace(CONTENT, iterations=1))
+    written.write(structs.replace(CONTENT, iterations=1))
     written.write(CONTENT)
     assert run_spool.read(written.path) == CONTENT
     assert run_spool.find(tmp_path) == [written.path]
@@ -50,7 +51,7 @@ def test_failed_write_keeps_the_spool(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(Path, "replace", refuse)
     with pytest.raises(OSError, match="No space left"):
-        written.write(replace(CONTENT, iterations=1))
+        written.write(structs.replace(CONTENT, iterations=1))
     assert [*tmp_path.iterdir()] == [written.path]
     assert run_spool.read(written.path) == CONTENT
 
@@ -119,7 +120,7 @@ def test_contradictory_records_are_refused(change: dict[str, Any], complaint: st
 @pytest.mark.parametrize("change", [{"reports": ("../x",)}, {"reports": ()}, {"rank": -1}])
 def test_spool_cannot_name_a_file_elsewhere(change: dict[str, Any]) -> None:
     with pytest.raises(RawFormatError):
-        run_spool.decode(run_spool.encode(replace(CONTENT, **change)), where="somewhere")
+        run_spool.decode(run_spool.encode(structs.replace(CONTENT, **change)), where="somewhere")
 
 
 def test_invalid_unicode_names_are_escaped() -> None:
@@ -131,7 +132,7 @@ def test_invalid_unicode_names_are_escaped() -> None:
 
 
 def test_regions_are_kept_and_contradictory_ones_are_refused() -> None:
-    content = replace(CONTENT, run=run_with_regions())
+    content = structs.replace(CONTENT, run=run_with_regions())
     assert run_spool.decode(run_spool.encode(content), where="somewhere") == content
     (linear, *_) = CONTENT.run.operations
     for changes in (

@@ -2,10 +2,10 @@
 
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tests.tracking.workloads import Workload, names
 from unified_prof.tracking.function_mode import is_placeholder

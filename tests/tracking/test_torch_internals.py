@@ -1,11 +1,11 @@
 """With changed torch internals, the program continues and the report names what is missing."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.tracking.workloads import Workload, names
 from unified_prof.tracking.torch_internals import TorchInternals

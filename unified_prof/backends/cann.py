@@ -15,10 +15,11 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import IO, Any
+
+from msgspec import Struct, field
 
 from unified_prof.base.signals import ENDING
 from unified_prof.errors import DeviceUnavailableError, UsageError, system_errors
@@ -31,8 +32,7 @@ _MAX_CUSTOM_EVENTS = 8
 UNKNOWN = "unknown"  # Name for a chip that is not in the table: no option is left out in advance.
 
 
-@dataclass(frozen=True, slots=True)
-class Chip:
+class Chip(Struct, frozen=True):
     """A chip and the options that msprof accepts on it."""
 
     name: str  # Common name.
@@ -253,8 +253,7 @@ _GROUP = 2  # Position in /proc/<pid>/stat after the name of the program.
 Feed = Callable[[IO[bytes], threading.Event], None]
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessResult:
+class ProcessResult(Struct, frozen=True):
     """Exit status, last output and signal of a finished msprof process."""
 
     status: int  # Exit status; a negative number is the signal that killed it.

@@ -26,9 +26,10 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
+
+from msgspec import Struct
 
 from unified_prof.backends import cann
 from unified_prof.backends.cann import ProcessResult, run_group
@@ -57,8 +58,7 @@ _FULL = re.compile(r"no space left|disk (is )?full|(disk|storage) space", re.IGN
 _NATIVE = re.compile(r"msprof_\d{14}\.db")
 
 
-@dataclass(frozen=True, slots=True)
-class ProfDirectory:
+class ProfDirectory(Struct, frozen=True):
     """A PROF_* directory of a run."""
 
     path: Path

@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from unified_prof.backends import cann
 from unified_prof.backends.cann import Chip
@@ -42,8 +44,7 @@ HOST_SYSTEMS = ("cpu", "mem", "disk", "network", "osrt", "numa")
 _FILES_ONLY = "CSV files of msprof only"
 
 
-@dataclass(frozen=True, slots=True)
-class MsprofOption:
+class MsprofOption(Struct, frozen=True):
     """One option; names are those of msprof (`--task-time l1` becomes `--task-time=l1`)."""
 
     flag: str
@@ -254,8 +255,7 @@ _WITH_VALUES = ("task-time", "task-block")
 _WITH_LIMIT = "sys-hardware-mem-freq"
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
+class Offer(Struct, frozen=True):
     """Options and values that msprof accepts; if unknown, they count as accepted."""
 
     chip: str | None = None  # Name of the chip.
@@ -366,8 +366,7 @@ _NOT_TO_BE_PASSED = frozenset(
 _LOWER = {"task_time": ("l1", "on")}
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(Struct, frozen=True):
     """Arguments of msprof."""
 
     arguments: tuple[str, ...]  # Checked arguments as `--name=value`.

@@ -17,10 +17,12 @@ import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
+
+from msgspec import Struct
 
 from unified_prof.backends import cann, msprof_outcome
 from unified_prof.backends.cann import DeferredOutput, Feed, ProcessResult, run_group
@@ -189,8 +191,7 @@ _SHOWN_FOLDER = Path("/tmp/uprof_XXXXXXXX")
 _OTHER_OPTIONS = frozenset({"preset", "exporter", "schema", "msprof_arg", "pid", "npu_chip"})
 
 
-@dataclass(frozen=True, slots=True)
-class _Attempt:
+class _Attempt(Struct, frozen=True):
     """Result of starting msprof once."""
 
     ended: ProcessResult

@@ -14,10 +14,12 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
+
+from msgspec import Struct, structs
 
 from unified_prof.base.run_spec import Capture, RunSpec, TrackedRun
 from unified_prof.base.text import storable_in
@@ -172,8 +174,7 @@ class MarkIterations(Instrument):
 _REPORTED_ERRORS = (UsageError, DeviceUnavailableError, CaptureError, MeasuringError)
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+class Result(Struct, frozen=True):
     """Result that the launcher wrote at the end of the workload."""
 
     exit_code: int | None = None
@@ -220,10 +221,12 @@ class MeasurementRelay:
         if result.tracked is not None:
             return result
         if self._measured is not None:
-            return replace(result, tracked=self._measured.tracked, unmarked=self._measured.unmarked)
+            return structs.replace(
+                result, tracked=self._measured.tracked, unmarked=self._measured.unmarked
+            )
         if result.exit_code is None and (found := _read(self._folder / PARTIAL_FILE)) is not None:
             failure = "the workload ended before the measurement was complete"
-            return replace(result, tracked=found.tracked, failure=failure)
+            return structs.replace(result, tracked=found.tracked, failure=failure)
         return result
 
 

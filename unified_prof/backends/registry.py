@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Protocol
+
+from msgspec import Struct
 
 from unified_prof.base.run_spec import Capture, RunSpec
 from unified_prof.errors import DeviceUnavailableError, UprofError, UsageError
@@ -59,8 +60,7 @@ _BUILTIN: dict[str, tuple[str, str]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Availability:
+class Availability(Struct, frozen=True):
     """Availability of a backend: whether it can run here, and why not."""
 
     name: str

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec import Struct
 
 from unified_prof.compare.comparable import TIMES, Run, program_times
 from unified_prof.compare.confidence import Noise
@@ -83,8 +83,7 @@ def learn(run: Run) -> Noise:
     return Noise(relative, degrees, "these runs")
 
 
-@dataclass(frozen=True, slots=True)
-class SelfTest:
+class SelfTest(Struct, frozen=True):
     """Smallest changes that a machine detects with a workload."""
 
     facts: Mapping[str, str]

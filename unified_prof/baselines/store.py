@@ -19,6 +19,7 @@ from alembic import command
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from msgspec import Struct
 from sqlalchemy import (
     URL,
     Connection,
@@ -105,8 +106,7 @@ class Entry:
     samples: int
 
 
-@dataclass(frozen=True, slots=True)
-class NewBaseline:
+class NewBaseline(Struct, frozen=True):
     """Version of a baseline to save."""
 
     name: str

@@ -13,11 +13,12 @@ requires that it is known for all compared times (total, forward and backward) o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import numpy as np
-from msgspec import Meta
+from msgspec import Meta, Struct, field
+from msgspec.structs import replace
 
 from unified_prof.arrays.grouping import Floats, Ints
 from unified_prof.compare.alignment import NO_KEY, Pairs, align, number
@@ -56,8 +57,7 @@ AT_PEAK = "at peak"  # Kind of the memory blocks in use at the peak of a snapsho
 _NOT_OPERATIONS = ("weight", "activation", "between", AT_PEAK)
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(Struct, frozen=True):
     """Identity of an operation, a weight or an activation across runs."""
 
     name: str
@@ -179,16 +179,14 @@ class Operations:
         return total
 
 
-@dataclass(frozen=True, slots=True)
-class Sized:
+class Sized(Struct, frozen=True):
     """Weight or activation, with its size."""
 
     place: Place
     size_bytes: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Run:
+class Run(Struct, frozen=True, eq=False):
     """Measurements of one workload, from one or several runs."""
 
     label: str  # Name for display: the file, the files, the baseline.

@@ -21,6 +21,7 @@ from statistics import NormalDist
 from typing import Any, Literal
 
 import numpy as np
+from msgspec import Struct
 
 from unified_prof.arrays.grouping import Floats
 
@@ -113,8 +114,7 @@ class Noise:
     source: str = ""  # Description of where it was learned, for display.
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Sample:
+class Sample(Struct, frozen=True, eq=False):
     """Measurements of one quantity, run by run, in the order of measurement."""
 
     values: Floats
@@ -141,8 +141,7 @@ class Sample:
         return len(self.values)
 
 
-@dataclass(frozen=True, slots=True)
-class NoiseModel:
+class NoiseModel(Struct, frozen=True):
     """Expected run-to-run variation of two sides."""
 
     noise: Noise | None = None  # Noise learned on this machine; None if there is none.
@@ -163,8 +162,7 @@ class NoiseModel:
 UNLEARNED = NoiseModel()  # Host times on a machine whose noise was not learned.
 
 
-@dataclass(frozen=True, slots=True)
-class Spread:
+class Spread(Struct, frozen=True):
     """Uncertainty of the ratio of two sides."""
 
     # Half width of the interval of the logarithm of the ratio, at confidence 1 - ALPHA.
@@ -356,8 +354,7 @@ def _resampled(sample: Floats, statistic: Statistic, generator: np.random.Genera
     return result
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
+class Estimate(Struct, frozen=True):
     """Value of a quantity on one side, with its interval."""
 
     value: float  # Geometric mean of the medians of the runs.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import Ints
@@ -131,8 +131,7 @@ _UNNAMED: Final = "(unnamed)"
 _MAX_ROWS: Final = 1 << 20  # Number of rows above which parts are merged, to bound memory.
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Leaves:
+class Leaves(Struct, frozen=True, eq=False):
     """Device time, with one row per combination of the columns in KEPT.
 
     `calls` is the number of operations that launched tasks of a class, each counted in one row
@@ -155,8 +154,7 @@ class Leaves:
         return all(np.array_equal(left, right) for left, right in columns)
 
 
-@dataclass(frozen=True, slots=True)
-class Naming:
+class Naming(Struct, frozen=True):
     """Rules for naming the operation of a device task, the same for both sides."""
 
     # True: use framework operations if known. False: use the operator type of the kernel.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
+from msgspec import Struct
 
 from unified_prof.base.text import NS_PER_MS
 from unified_prof.compare.confidence import Sample
@@ -43,8 +43,7 @@ _VERSIONS: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Side:
+class Side(Struct, frozen=True, eq=False):
     """Device time of one side, summed over its recordings."""
 
     label: str
@@ -171,8 +170,7 @@ def models(recordings: Sequence[Recording]) -> frozenset[str]:
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Part:
+class _Part(Struct, frozen=True, eq=False):
     """Figures of one recording of a side."""
 
     devices: Sequence[str]

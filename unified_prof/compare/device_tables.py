@@ -21,6 +21,7 @@ from functools import cached_property
 from typing import Final, Literal, NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from unified_prof.arrays.grouping import Ints
 from unified_prof.base.display import Displayed
@@ -34,8 +35,7 @@ from unified_prof.recording.model import Finding
 from unified_prof.recording.names import ATTENTION, COLLECTIVES, CONVOLUTION, COPIES, MATMUL, REST
 
 
-@dataclass(frozen=True, slots=True)
-class Amount:
+class Amount(Struct, frozen=True):
     """Calls, tasks and device time of one side in one row."""
 
     calls: int  # Number of operations that launched it.
@@ -47,8 +47,7 @@ class Amount:
 Both = tuple[Amount | None, Amount | None]  # Baseline, candidate; None if a side has no such tasks.
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(Struct, frozen=True):
     """One row, with the corresponding figures of both sides."""
 
     name: str
@@ -82,8 +81,7 @@ _MAX_CANDIDATES = 32
 Key = tuple[int, int]  # Class and operation, as numbers of labels.
 
 
-@dataclass(frozen=True, slots=True)
-class Pairing:
+class Pairing(Struct, frozen=True):
     """Operations of both sides; paired operations have the same number."""
 
     # Operation number of each row of the leaves of each side.
@@ -204,8 +202,7 @@ _MATRIX: Final = (MATMUL, CONVOLUTION, ATTENTION)
 _NOTHING_LIMITS: Final = (COPIES, REST)
 
 
-@dataclass(frozen=True, slots=True)
-class Allowed:
+class Allowed(Struct, frozen=True):
     """Limiting peaks of one task class on both devices."""
 
     base: Peak

@@ -15,12 +15,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Literal
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from unified_prof.base.display import Displayed
 from unified_prof.base.run_spec import VARYING
@@ -461,8 +463,7 @@ Pairs = Mapping[str, tuple[Run, Run]]  # Workload -> its baseline and candidate.
 Noises = Mapping[str, Noise | None]
 
 
-@dataclass(frozen=True, slots=True)
-class Verdicts:
+class Verdicts(Struct, frozen=True):
     """Verdict of the gate on several workloads."""
 
     each: Mapping[str, Verdict]

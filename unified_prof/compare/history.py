@@ -8,8 +8,9 @@ drift becomes a change once it is certain. If versions cannot be compared, the h
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 from unified_prof.compare.comparable import PEAK, Run, exclude_waiting, pool, program_times
 from unified_prof.compare.confidence import Noise, estimate
@@ -21,8 +22,7 @@ Kind = Literal["worse", "better", "restarted"]
 MAX_REFERENCE_VERSIONS = 5
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(Struct, frozen=True):
     """Significant change of a version compared to the versions before it."""
 
     kind: Kind
@@ -31,8 +31,7 @@ class Change:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
+class Point(Struct, frozen=True):
     """Estimate of one version for one metric."""
 
     # None if it was not measured.
@@ -43,8 +42,7 @@ class Point:
     change: Change | None = None  # None if no change is certain.
 
 
-@dataclass(frozen=True, slots=True)
-class History:
+class History(Struct, frozen=True):
     """Estimates of all versions for one metric, oldest first."""
 
     metric: str

@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from unified_prof.arrays.grouping import Floats, Ints
 from unified_prof.base.text import part_lines
@@ -24,8 +25,7 @@ from unified_prof.compare.statistics import MIN_SAMPLES, Comparison, correct_for
 By = Literal["operation", "line", "module", "annotation"]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Groups:
+class Groups(Struct, frozen=True, eq=False):
     """Groups of operations: aligned pairs, unpaired ones, or all of a line or module."""
 
     # Place of each group in the candidate, or in the baseline if it was removed.
@@ -101,8 +101,7 @@ def _group_place(
 Status = Literal["new", "gone", "slower", "faster", "same", "unclear", "inconclusive"]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Samples:
+class Samples(Struct, frozen=True, eq=False):
     """Samples of all groups, shape (groups, samples), and the columns of each run."""
 
     samples: Floats
@@ -206,8 +205,7 @@ def _counts(matrix: Floats) -> Ints:
     return result
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(Struct, frozen=True):
     """Change of one operation, or of all operations of one line, module or region."""
 
     place: Place  # Place in the candidate, or in the baseline if it was removed.
@@ -354,8 +352,7 @@ def explained_by(delta_ns: Sequence[float]) -> list[float]:
     return [net * abs(delta) / same_direction if delta * net > 0 else 0.0 for delta in delta_ns]
 
 
-@dataclass(frozen=True, slots=True)
-class PartChange:
+class PartChange(Struct, frozen=True):
     """Change of a part of the median iteration, such as data loading."""
 
     name: str  # As in `Totals.iteration_parts_ns`.
@@ -450,8 +447,7 @@ def _regions_around(single: Groups, base: Operations, new: Operations) -> list[t
 SizeStatus = Literal["new", "gone", "bigger", "smaller"]
 
 
-@dataclass(frozen=True, slots=True)
-class SizeChange:
+class SizeChange(Struct, frozen=True):
     """A weight or an activation whose size changed."""
 
     place: Place
@@ -567,8 +563,7 @@ def _sum_known(values: Sequence[_Amount | None]) -> _Amount | None:
     return sum(known[1:], known[0]) if known else None
 
 
-@dataclass(frozen=True, slots=True)
-class KernelChange:
+class KernelChange(Struct, frozen=True):
     """Change of one kernel, over all operations with the same name."""
 
     operation: str

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from msgspec import Struct
 
 from unified_prof.arrays.grouping import Floats
 from unified_prof.compare.confidence import (
@@ -33,8 +34,7 @@ from unified_prof.compare.confidence import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Shift:
+class Shift(Struct, frozen=True):
     """Change of one statistic (median or minimum) between two sides."""
 
     statistic: Statistic

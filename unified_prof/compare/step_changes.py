@@ -10,10 +10,11 @@ import math
 import sys
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from unified_prof.base.text import SIZES, TIMES, scaled
 from unified_prof.sqlite.watch_file import StepRow
@@ -187,8 +188,7 @@ class StepChanges:
         return Change("drift", block[-1].step, text)
 
 
-@dataclass(slots=True)
-class _Episode:
+class _Episode(Struct):
     """Slow steps that follow each other."""
 
     first: int

@@ -16,13 +16,13 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from importlib import import_module
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Protocol
 
 import msgspec
+from msgspec import Struct
 
 from unified_prof.base.text import some_of
 from unified_prof.errors import RawFormatError, system_errors
@@ -120,8 +120,7 @@ class _Gzip:
         return self._inflating.flush()
 
 
-@dataclass(frozen=True, slots=True)
-class Format:
+class Format(Struct, frozen=True):
     """One compressed format."""
 
     name: str

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from io import BufferedRandom
 from typing import Any
 
 import numpy as np
+from msgspec import Struct, field
 from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import Ints, order_of_keys
@@ -114,8 +114,7 @@ class Scratch:
 RUN_ROWS = 1 << 18
 
 
-@dataclass(frozen=True, slots=True)
-class _Run:
+class _Run(Struct, frozen=True):
     """Sorted rows in a file."""
 
     rows: int

@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from msgspec import Struct
 
 from unified_prof.base.display import DisplayedList
 from unified_prof.errors import OutputError, StoreError, UsageError
@@ -267,8 +267,7 @@ def what_if(
 MIN_PEAKS_FOR_ERROR = 3  # Minimum number of peaks for an error: two peaks are always on a line.
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
+class Measured(Struct, frozen=True):
     """Median iteration and peak memory of one batch size, None if not measured."""
 
     batch_size: int
@@ -282,8 +281,7 @@ class Measured:
         return None if not self.iteration_ms else self.batch_size / self.iteration_ms * 1e3
 
 
-@dataclass(frozen=True, slots=True)
-class Fit:
+class Fit(Struct, frozen=True):
     """The line through the peaks, and the largest batch that fits into `memory_bytes`."""
 
     fixed_bytes: float

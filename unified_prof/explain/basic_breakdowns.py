@@ -15,11 +15,11 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from unified_prof.arrays import intervals
@@ -163,8 +163,7 @@ FULL = 1024  # Launches that a CUDA stream queues before the host waits.
 TOO_MANY = 2_000_000  # Maximum number of tasks for series of queue lengths, which take memory.
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Queue:
+class Queue(Struct, frozen=True, eq=False):
     """The length of one stream's queue: `length[i]` from `time_ns[i]` to the next time."""
 
     device: int

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import Ints
@@ -340,7 +341,9 @@ class MsprofAnalysis(Analysis):
         work = self.recording.devices[name]
         found = work.time(name)
         windows = self.recording.step_windows.get(name)
-        return found if windows is None else replace(found, steps=work.time(name, windows.all))
+        return (
+            found if windows is None else structs.replace(found, steps=work.time(name, windows.all))
+        )
 
     @cached_property
     def _available(self) -> tuple[By, ...]:

@@ -8,9 +8,9 @@ graph capture have the device time of each replay and no host time.
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from unified_prof.arrays import intervals

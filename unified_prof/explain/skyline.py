@@ -6,12 +6,13 @@ Tables that uprof adds (iterations, modules, provenance) are used if they exist.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import starmap
 from typing import Any, Literal
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from unified_prof.arrays.grouping import AnyInts
 from unified_prof.errors import UsageError
@@ -340,8 +341,7 @@ MEASURES = ("total_ns", "forward_ns", "backward_ns", "size_bytes")  # Values of 
 _CALLS_PER_TEXT = 8  # Calls per distinct text in a window.
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
+class Node(Struct, frozen=True):
     """A node with the values (MEASURES) of everything below it."""
 
     name: str
@@ -351,8 +351,7 @@ class Node:
     count: int
 
 
-@dataclass(frozen=True, slots=True)
-class Tree:
+class Tree(Struct, frozen=True):
     """A tree, whose first node is the root, and the available MEASURES."""
 
     kind: Kind

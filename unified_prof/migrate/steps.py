@@ -15,11 +15,12 @@ from __future__ import annotations
 import re
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 import sqlalchemy as sa
 from alembic import op
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from unified_prof.base.columns import NO_TEXT
 from unified_prof.schema.catalogue import SchemaSpec
@@ -89,8 +90,7 @@ def _declaration(column: Declared, *, only_key: bool) -> str:
     return f"{words} DEFAULT {column.default if simple else f'({column.default})'}"
 
 
-@dataclass(frozen=True, slots=True)
-class FileState:
+class FileState(Struct, frozen=True):
     """State of a file before its first migration step."""
 
     # True if the file has every table of its revision; then it gets every table of later revisions.

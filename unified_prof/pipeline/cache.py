@@ -14,9 +14,10 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
+
+from msgspec import Struct
 
 from unified_prof.errors import OutputError, RawFormatError, UprofError, UsageError, system_errors
 from unified_prof.pipeline import discovery, outputs, sources
@@ -38,8 +39,7 @@ _DATABASES = (".db", ".sqlite")
 _GONE = ".gone-"
 
 
-@dataclass(frozen=True, slots=True)
-class CachedReports:
+class CachedReports(Struct, frozen=True):
     """Reports to read instead of a path."""
 
     path: Path  # A report, or a directory of reports if the path contains several recordings.

@@ -11,9 +11,11 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from unified_prof.cluster.overview import format_ranges
 from unified_prof.cluster.rank_partial import (
@@ -65,8 +67,7 @@ _MAX_FINDINGS = 3  # Maximum number of findings in the text of a result.
 _MIN_RANKS_FOR_PROCESSES = 64
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterOutcome:
+class ClusterOutcome(Struct, frozen=True):
     """Result of a build."""
 
     target: str  # Directory or URL of the run.

@@ -11,8 +11,9 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from unified_prof.decoders.compression import head_of
 from unified_prof.errors import RawFormatError, UprofError, UsageError, system_errors
@@ -41,8 +42,7 @@ _GIVEN_RANK = re.compile(r"(?P<rank>\d{1,7})=(?P<location>.+)", re.DOTALL)
 _DATABASE_DIRECTORIES = ("ASCEND_PROFILER_OUTPUT", "")
 
 
-@dataclass(frozen=True, slots=True)
-class Input:
+class Input(Struct, frozen=True):
     """One recording or database with one or more ranks."""
 
     location: str  # Absolute path, or URL.
@@ -62,8 +62,7 @@ class Input:
         return self.rank if self.rank is not None else rank_in(self.location)
 
 
-@dataclass(frozen=True, slots=True)
-class Local:
+class Local(Struct, frozen=True):
     """A local database, or a local recording with the source that converts it."""
 
     path: Path

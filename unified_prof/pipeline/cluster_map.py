@@ -11,10 +11,12 @@ import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import Struct, structs
 
 from unified_prof.cluster import rank_partial as partials
 from unified_prof.cluster.rank_partial import OPERATIONS_IN_MEMORY, Partial
@@ -44,8 +46,7 @@ _MAX_RETURNED_OPERATIONS = 2_000
 _PARQUET_END = b"PAR1"
 
 
-@dataclass(frozen=True, slots=True)
-class RankFile:
+class RankFile(Struct, frozen=True):
     """One rank of an input with its partial, or the reason why the partial is missing."""
 
     rank: int | None  # None if unknown because nothing could be read.
@@ -61,8 +62,7 @@ class RankFile:
 _Mapped = tuple[RankFile, bytes | None]
 
 
-@dataclass(frozen=True, slots=True)
-class _Task:
+class _Task(Struct, frozen=True):
     """One input for a worker."""
 
     input: Input
@@ -150,8 +150,7 @@ def read_partials(
     return read, damaged
 
 
-@dataclass(frozen=True, slots=True)
-class _Stored:
+class _Stored(Struct, frozen=True):
     """A partial of which at most `limit` operations, but at least one step, are needed."""
 
     folder: StorageDirectory
@@ -205,8 +204,7 @@ def distributed_sums(
     return sums
 
 
-@dataclass(frozen=True, slots=True)
-class _SumTask:
+class _SumTask(Struct, frozen=True):
     """Keys of events of one group, and the partials of its ranks."""
 
     folder: StorageDirectory
@@ -242,7 +240,7 @@ def assign_ranks(failed: Iterable[RankFile], absent: Sequence[int]) -> list[Rank
     unnumbered = [one for one in result if one.rank is None]
     missing = sorted(set(absent) - {one.rank for one in result if one.rank is not None})
     if len(unnumbered) == len(missing) == 1:
-        result[result.index(unnumbered[0])] = replace(unnumbered[0], rank=missing[0])
+        result[result.index(unnumbered[0])] = structs.replace(unnumbered[0], rank=missing[0])
     return result
 
 

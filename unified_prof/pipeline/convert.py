@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from unified_prof.base.columns import (
     COVERAGE_TABLE,
@@ -78,8 +80,7 @@ def prefixed(progress: Progress, prefix: str) -> Progress:
 _NO_FACTS: Mapping[str, str | None] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
-class Conversion:
+class Conversion(Struct, frozen=True):
     """A report created from a recording, with row counts and anomalies."""
 
     recording: Path
@@ -161,8 +162,7 @@ def convert(
         return _convert_found(found, place, settings, progress)
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(Struct, frozen=True):
     """Settings shared by all conversions of one command."""
 
     revision: str
@@ -272,8 +272,7 @@ def _decode_context(revision: str, stages: Stages, *, of_own_run: bool) -> Decod
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(Struct, frozen=True):
     """Outcome of one recording; one of `conversion`, `existing` and `error` is set."""
 
     number: int  # Index of the recording, from 0; outcomes are yielded in order of completion.
@@ -417,8 +416,7 @@ def _convert_all(
         yield from _run(ready, jobs, progress)
 
 
-@dataclass(frozen=True, slots=True)
-class _Task:
+class _Task(Struct, frozen=True):
     """One conversion, which may run in another process."""
 
     outcome: Outcome

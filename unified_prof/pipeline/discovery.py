@@ -12,11 +12,13 @@ import shlex
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from unified_prof.base.text import some_of, storable
 from unified_prof.decoders.compression import format_of, head_of
@@ -45,8 +47,7 @@ _SQLITE = b"SQLite format 3\0"
 _Report = Callable[[str], None]
 
 
-@dataclass(frozen=True, slots=True)
-class FoundRecording:
+class FoundRecording(Struct, frozen=True):
     """A recording and the source that decodes it."""
 
     path: Path
@@ -469,8 +470,7 @@ PLAIN = "plain"
 ASCEND_PT = "ascend-pt"
 
 
-@dataclass(frozen=True, slots=True)
-class ReportPlace:
+class ReportPlace(Struct, frozen=True):
     """Path of one report, and existing reports there."""
 
     # Path of the report; in torch_npu's layout, the file is renamed when its rank is known.

@@ -8,9 +8,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct, structs
 
 from unified_prof.cluster.overview import Overview
 from unified_prof.cluster.step_lanes import (
@@ -54,8 +56,7 @@ _SOURCES = ("prof",)  # Kinds of recordings that are converted first.
 _MAX_RANKS = 256
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
+class Selection(Struct, frozen=True):
     """Selection of an export; each field applies to one kind of layout."""
 
     # Timelines: ranks of a multi-rank run; None for the most informative ones of the step.
@@ -71,8 +72,7 @@ class Selection:
     raw: bool = False  # Files of msprof: names without the protection from formulas.
 
 
-@dataclass(frozen=True, slots=True)
-class ExportResult:
+class ExportResult(Struct, frozen=True):
     """Result of an export."""
 
     fields: dict[str, Any]  # Plain data for JSON.
@@ -162,7 +162,7 @@ def export_timeline(
         coverage = opened.coverage
         fields = written.fields | {"coverage": coverage_fields(coverage)}
         missing = coverage.sentence if coverage.missing else ""
-        return replace(written, fields=fields, missing=missing)
+        return structs.replace(written, fields=fields, missing=missing)
 
 
 def export_ranks(
@@ -205,7 +205,7 @@ def export_ranks(
         if len(groups) > 1 or None in groups:
             numbers = "; ".join(", ".join(map(str, group)) for group in groups.values())
             warnings = [f"clocks cannot be aligned, no common event between ranks: {numbers}"]
-        return replace(written, fields=written.fields | fields, warnings=warnings)
+        return structs.replace(written, fields=written.fields | fields, warnings=warnings)
 
 
 def _numbers(overview: Overview, chosen: RankSelection | None) -> list[int]:

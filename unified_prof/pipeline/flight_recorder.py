@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import zip_longest
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeAlias
+
+from msgspec import Struct, field
 
 from unified_prof.base.text import some_of
 from unified_prof.errors import RawFormatError, UprofError
@@ -30,8 +31,7 @@ _INSTALLED = re.compile(r"(?:site|dist)-packages[/\\]|^<|[/\\]lib[/\\]python3")
 _Group: TypeAlias = tuple[str, tuple[int, ...]]  # Name and ranks of a process group.
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
+class _Call(Struct, frozen=True):
     """One call of a collective, send or receive on one rank."""
 
     group: _Group
@@ -57,8 +57,7 @@ class _Call:
         return (self.name, *inputs, *outputs)
 
 
-@dataclass(slots=True)
-class Hang:
+class Hang(Struct):
     """Comparison of the dumps of a run."""
 
     path: Path

@@ -16,6 +16,8 @@ from pathlib import Path, PurePath
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from msgspec import Struct
+
 from unified_prof.backends.registry import Backend
 from unified_prof.base import signals
 from unified_prof.base.redaction import redact
@@ -261,8 +263,7 @@ def _program() -> tuple[str, tuple[str, ...]]:
     return target, tuple(sys.argv[1:])
 
 
-@dataclass(frozen=True, slots=True)
-class RunResult:
+class RunResult(Struct, frozen=True):
     """Result of a run."""
 
     exit_code: int  # Exit code of the workload.

@@ -12,11 +12,12 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from datetime import datetime
 from itertools import count
 from pathlib import Path
 from typing import NamedTuple, NoReturn
+
+from msgspec import Struct
 
 from unified_prof.base.run_spec import MEMORY, RUN_TIME
 from unified_prof.errors import OutputError, UprofError, UsageError, system_errors
@@ -83,8 +84,7 @@ _THIS_HOST = {"localhost", "127.0.0.1", "::1"}
 _RESTARTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
 
 
-@dataclass(frozen=True, slots=True)
-class Rank:
+class Rank(Struct, frozen=True):
     """Rank of one process in a run; all fields are None if there is only one process."""
 
     rank: int | None
@@ -197,8 +197,7 @@ def _plain(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9_-]+", "-", text).strip("-")[:64]
 
 
-@dataclass(frozen=True, slots=True)
-class RankSelection:
+class RankSelection(Struct, frozen=True):
     """Ranks selected by `--ranks`."""
 
     ranges: tuple[tuple[int, int], ...] = ()  # First and last of each range.
@@ -251,8 +250,7 @@ def parse_ranks(text: str) -> RankSelection:
     return RankSelection(tuple(ranges))
 
 
-@dataclass(frozen=True, slots=True)
-class Workload:
+class Workload(Struct, frozen=True):
     """Workload to run."""
 
     # Path of a script, or name of a module if `is_module`.

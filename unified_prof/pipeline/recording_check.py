@@ -17,6 +17,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct
+
 from unified_prof.arrays import intervals
 from unified_prof.base.columns import (
     HOST_ONLY_CONNECTION,
@@ -108,8 +110,7 @@ class TableCheck:
                 yield f"          in the {side}: {row}"
 
 
-@dataclass(frozen=True, slots=True)
-class RecordingCheck:
+class RecordingCheck(Struct, frozen=True):
     """Result of a check."""
 
     conversion: Conversion

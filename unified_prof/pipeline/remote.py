@@ -13,10 +13,11 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import unquote, urlsplit
+
+from msgspec import Struct
 
 from unified_prof.errors import (
     OutputError,
@@ -127,8 +128,7 @@ _PACKAGES = {
 _TIME_KEYS = ("mtime", "LastModified", "last_modified", "created")
 
 
-@dataclass(frozen=True, slots=True)
-class Remote:
+class Remote(Struct, frozen=True):
     """A recording or another file in remote storage."""
 
     url: str

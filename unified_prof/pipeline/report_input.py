@@ -10,10 +10,13 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from unified_prof.errors import OutputError, StoreError, UprofError, UsageError
 from unified_prof.schema.catalogue import CLUSTER, WATCH_FILES
@@ -288,8 +291,7 @@ def with_report_hint(*paths: Path) -> Iterator[None]:
         raise
 
 
-@dataclass(frozen=True, slots=True)
-class ReportInput:
+class ReportInput(Struct, frozen=True):
     """Reports to read instead of the path that the user gave."""
 
     path: Path  # A report or a directory of reports.
@@ -297,8 +299,7 @@ class ReportInput:
     missing: tuple[Missing, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Side:
+class Side(Struct, frozen=True):
     """One side of a comparison."""
 
     given: tuple[Path, ...]  # Paths as the user gave them.
@@ -426,8 +427,7 @@ class Reader:
         return self.side(paths).run()
 
 
-@dataclass(frozen=True, slots=True)
-class RenderedReport:
+class RenderedReport(Struct, frozen=True):
     """A run rendered in one format."""
 
     content: str | bytes

@@ -7,9 +7,11 @@ import platform
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct, field
 
 from unified_prof.base import signals, streams
 from unified_prof.base.run_spec import MEMORY, RUN_TIME, TIMELINE, Capture, RunSpec, TrackedRun
@@ -294,8 +296,7 @@ def with_output(spec: RunSpec, reports: Reports) -> RunSpec:
 _WRITERS = {RUN_TIME: skyline_writer.write_run_time, MEMORY: skyline_writer.write_memory}
 
 
-@dataclass(frozen=True, slots=True)
-class Recovery:
+class Recovery(Struct, frozen=True):
     """Result for one file of saved measurements (spool)."""
 
     spool: Path

@@ -19,11 +19,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO
 
 import numpy as np
+from msgspec import Struct, structs
 
 from unified_prof.base.redaction import redact
 from unified_prof.base.run_spec import TURNS_VARIABLE, Turns
@@ -77,8 +78,7 @@ _CHECK_S = 0.2  # Seconds between checks whether a process that sends nothing ha
 TIMEOUT_S = 600  # Default limit of the time without progress.
 
 
-@dataclass(frozen=True, slots=True)
-class Workload:
+class Workload(Struct, frozen=True):
     """A workload for `uprof run`."""
 
     command: tuple[str, ...]  # Options of `uprof run`, the script, and its arguments.
@@ -88,8 +88,7 @@ class Workload:
     timeout_s: float = TIMEOUT_S  # Maximum time without progress of a run.
 
 
-@dataclass(frozen=True, slots=True)
-class Messages:
+class Messages(Struct, frozen=True):
     """Receivers of messages while runs are in progress."""
 
     # Called with a short description of the current step.
@@ -135,7 +134,7 @@ def until_sure(
         verdicts = gate_workloads(pairs, judged, limits, noises, paired=paired)
         if _is_final(verdicts, number, paired):
             break
-    return replace(verdicts, effort=Effort(number, time.monotonic() - began)), pairs
+    return structs.replace(verdicts, effort=Effort(number, time.monotonic() - began)), pairs
 
 
 def with_itself(

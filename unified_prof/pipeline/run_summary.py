@@ -12,13 +12,15 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec import Struct
 
 from unified_prof.base import streams
+from unified_prof.base.records import asdict
 from unified_prof.base.text import NS_PER_MS, printable
 from unified_prof.compare.gate import parse_absolute_limits
 from unified_prof.errors import UprofError, UsageError
@@ -181,8 +183,7 @@ def _operations(calls: Calls) -> list[OperationTotal]:
     return sorted(totals, key=lambda operation: -operation.total_ms)
 
 
-@dataclass(frozen=True, slots=True)
-class BatchSizes:
+class BatchSizes(Struct, frozen=True):
     """Batch sizes to run, in ascending order, and the memory limit."""
 
     specs: tuple[RunSpec, ...]

@@ -16,10 +16,11 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType
 from typing import Any, Protocol
+
+from msgspec import Struct
 
 from unified_prof.backends.msprof_outcome import DynamicRecording
 from unified_prof.backends.npu_launcher import MarkIterations
@@ -58,8 +59,7 @@ class Exporter(Protocol):
         """Pass on the rest and stop."""
 
 
-@dataclass(frozen=True, slots=True)
-class WatchSettings:
+class WatchSettings(Struct, frozen=True):
     """Triggers of captures, and their size."""
 
     steps: int = 5  # Steps per capture.
@@ -72,8 +72,7 @@ class WatchSettings:
     details: tuple[str, ...] = ("shapes",)  # Details of captures, see `tracking.timeline.DETAILS`.
 
 
-@dataclass(slots=True)
-class _Capture:
+class _Capture(Struct):
     """A capture that is wanted, and its recording once it has started."""
 
     event: WatchEvent

@@ -14,10 +14,10 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from msgspec import Struct
 
 from unified_prof.base.text import NS_PER_S
 from unified_prof.errors import StoreError
@@ -142,8 +142,7 @@ class Conversions:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class CaptureRequest:
+class CaptureRequest(Struct, frozen=True):
     """A request of another process for a capture."""
 
     name: str

@@ -16,11 +16,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from unified_prof.arrays import intervals
@@ -70,8 +70,7 @@ _STEP_OF_SERVER = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Ranges:
+class Ranges(Struct, frozen=True, eq=False):
     """Annotations as columns, without those that mark steps."""
 
     name: Ints

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import Bools, Floats, Ints
@@ -351,8 +352,7 @@ What = Literal[
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(Struct, frozen=True):
     """One level of a stack."""
 
     name: str
@@ -361,8 +361,7 @@ class Frame:
     line: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(Struct, frozen=True):
     """One stack, outermost frame first, with its weight."""
 
     frames: tuple[Frame, ...]
@@ -370,8 +369,7 @@ class Sample:
     count: int  # Number of tasks, calls or entries in the sum.
 
 
-@dataclass(frozen=True, slots=True)
-class Stacks:
+class Stacks(Struct, frozen=True):
     """Distinct stacks with their weights by one measure; all weights are positive."""
 
     measure: Measure

@@ -7,11 +7,11 @@ columns. `PackedCalls` packs them, which takes a third of the memory.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, TypeAlias
 
 import numpy as np
+from msgspec import Struct, field
 from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import AnyInts, Runs
@@ -57,8 +57,7 @@ class Labels:
         return None if number == UNKNOWN else self.texts[number]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Calls:
+class Calls(Struct, frozen=True, eq=False):
     """Columns of equal length, one row per call.
 
     UNKNOWN is a value that was not measured, None a column without any measured value. `name`,

@@ -18,6 +18,7 @@ from functools import cache, cached_property
 from typing import Any, Final, Literal
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from unified_prof.arrays import intervals
@@ -105,8 +106,7 @@ ELEMENT_BYTES: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Messages:
+class Messages(Struct, frozen=True, eq=False):
     """The rows of COMMUNICATION_OP in order of time; -1 means unknown."""
 
     start_ns: Ints
@@ -254,8 +254,7 @@ _EXPERTS: Final = ("expert", "moe")
 _MODULO: Final = ("with", "modulo")
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
+class Group(Struct, frozen=True):
     """One communicator and the ranks in it."""
 
     name: str  # The communicator, as in COMMUNICATION_OP.groupName.

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from unified_prof.arrays import intervals
@@ -145,8 +147,7 @@ class DeviceWork:
         return tuple(intervals.union(*each) for each in zip(*parts, strict=True))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class StepWindows:
+class StepWindows(Struct, frozen=True, eq=False):
     """The time of each step on one device, in order and without overlaps.
 
     A device runs behind the host. On a device, a step ends with its last task, or with the step on
@@ -314,8 +315,7 @@ def _types(tasks: Tasks, weight: Floats) -> str:
     return ", ".join(tasks.type_texts[code] or "?" for code in top.tolist() if weight[code] > 0)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TimeSlice:
+class TimeSlice(Struct, frozen=True, eq=False):
     """Intervals of device tasks in a segment of time, clipped to the segment."""
 
     begin_ns: int

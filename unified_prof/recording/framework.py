@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from unified_prof.arrays import intervals
@@ -54,8 +54,7 @@ _OPERATION = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Launches:
+class Launches(Struct, frozen=True, eq=False):
     """The operation and the pass of device tasks."""
 
     call: Ints  # Index of the host range of the operation; -1: none.
@@ -579,8 +578,7 @@ _IN_BACKWARD, _IN_OPTIMIZER = 1, 2
 _ACCUMULATES = "torch::autograd::AccumulateGrad"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Nested:
+class _Nested(Struct, frozen=True, eq=False):
     """Columns derived from the nesting of ranges, and threads by kind."""
 
     operation: Distances  # The innermost operation.

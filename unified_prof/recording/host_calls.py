@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import Final
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import MISSING, NOWHERE, Bools, Frame, Ints, Lookup, Runs
@@ -382,8 +383,7 @@ class StreamWaits(Frame):
     recorded_ns: Ints
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class CallWaits:
+class CallWaits(Struct, frozen=True, eq=False):
     """Waits of synchronizing calls for an event or for a whole stream."""
 
     call: Ints  # Calls that waited for an event, as indexes into the given calls.

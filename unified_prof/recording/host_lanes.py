@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from unified_prof.arrays import intervals
@@ -50,16 +51,14 @@ class HostRow(Frame):
     call: Ints  # Row in CANN_API, NOWHERE for other ranges.
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class HostThread:
+class HostThread(Struct, frozen=True, eq=False):
     """One thread: its rows, outermost ranges first."""
 
     name: str
     rows: tuple[HostRow, ...]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class HostThreads:
+class HostThreads(Struct, frozen=True, eq=False):
     """Threads, sorted by number of launches, then by number of ranges."""
 
     start_ns: int  # Unix time of the first range.
@@ -409,8 +408,7 @@ def _name(thread: int, *, several: bool) -> str:
     return f"process {process} thread {own}" if several and process else f"thread {own}"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class IdleLane:
+class IdleLane(Struct, frozen=True, eq=False):
     """Idle intervals of one device, in order of time and without overlaps."""
 
     device: str

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from unified_prof.arrays import intervals
@@ -55,8 +56,7 @@ IN_WORDS: Final[Mapping[str, str]] = {
 _NEVER: Final = np.iinfo(np.int64).max
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class DeviceTasks:
+class DeviceTasks(Struct, frozen=True, eq=False):
     """Tasks of one device in order of start, with their launches."""
 
     start_ns: Ints
@@ -67,8 +67,7 @@ class DeviceTasks:
     awaits: Bools
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class HostSide:
+class HostSide(Struct, frozen=True, eq=False):
     """Host ranges that a device may have waited for."""
 
     input: IntervalSet
@@ -81,8 +80,7 @@ class HostSide:
     blocked: IntervalSet = intervals.EMPTY
 
 
-@dataclass(frozen=True, slots=True)
-class IdleReasons:
+class IdleReasons(Struct, frozen=True):
     """Idle time of one device by reason; the reasons add up to the idle time."""
 
     device: str

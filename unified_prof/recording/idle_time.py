@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from unified_prof.arrays import intervals
@@ -47,8 +47,7 @@ _STREAM_WAIT = "stream wait"
 _NOWHERE = -1
 
 
-@dataclass(frozen=True, slots=True)
-class _AnalyzedDevice:
+class _AnalyzedDevice(Struct, frozen=True):
     """One device and its analyzed time."""
 
     number: int | None

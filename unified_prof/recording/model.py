@@ -10,11 +10,14 @@ turn it into a number.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from msgspec import Struct, field
+
 from unified_prof.base.display import Displayed
+from unified_prof.base.records import asdict
 
 if TYPE_CHECKING:  # NumPy doubles the time of `uprof report --help`.
     import numpy as np
@@ -26,8 +29,7 @@ if TYPE_CHECKING:  # NumPy doubles the time of `uprof report --help`.
 By = str  # The name of a breakdown, one of `KINDS`.
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
+class Kind(Struct, frozen=True):
     """Title, headings and module of one breakdown."""
 
     by: By
@@ -41,8 +43,7 @@ class Kind:
     when_asked: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class BreakdownSpec:
+class BreakdownSpec(Struct, frozen=True):
     """How to compute one breakdown, and when it is available."""
 
     # Returns True if the recording has the data; must be cheap, as it is called for every report.
@@ -194,8 +195,7 @@ Place = Literal["module", "line"]
 PLACES: tuple[Place, ...] = ("module", "line")
 
 
-@dataclass(frozen=True, slots=True)
-class Measure:
+class Measure(Struct, frozen=True):
     """Weight of call stacks."""
 
     name: str
@@ -222,8 +222,7 @@ Clock = Literal["device", "host", "operation", "none"]
 THEN = " → "  # Separator of the names in a sequence.
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(Struct, frozen=True):
     """One row of a breakdown: everything recorded under one key."""
 
     name: str  # Operation, module path, `file:line`, kernel, group, ...
@@ -254,8 +253,7 @@ class Row:
         return None if self.total_ns is None or not self.count else self.total_ns / self.count
 
 
-@dataclass(frozen=True, slots=True)
-class Breakdown:
+class Breakdown(Struct, frozen=True):
     """Time and memory of a report by one key; rows in descending order of time or size."""
 
     by: By
@@ -276,8 +274,7 @@ def _percent(part: int | None, whole: int | None) -> float | None:
     return None if part is None or not whole else 100 * part / whole
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Samples:
+class Samples(Struct, frozen=True, eq=False):
     """The measurements behind medians; NaN is "not measured".
 
     The matrices have one row for each timed operation of `Analysis.calls`, in its order, and one
@@ -288,8 +285,7 @@ class Samples:
     backward_ns: NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Gaps:
+class Gaps(Struct, frozen=True, eq=False):
     """Time between operations, by the source lines that may have spent it."""
 
     # Index in `Analysis.calls` of the timed operation after each gap, ascending.
@@ -298,8 +294,7 @@ class Gaps:
     gap_ns: NDArray[np.float64]  # One row per gap, one column per iteration; NaN is "not measured".
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(Struct, frozen=True):
     """One measured iteration of a tracked workload, or one step of a recording."""
 
     name: str
@@ -355,8 +350,7 @@ def typical_steps(steps: Sequence[Step]) -> list[Step]:
     return usual if is_mixed else [step for step in steps if step.matched]
 
 
-@dataclass(frozen=True, slots=True)
-class Totals:
+class Totals(Struct, frozen=True):
     """Headline figures of one report."""
 
     total_ns: int | None = None  # Total time of all operations, or of all device tasks.
@@ -388,8 +382,7 @@ class Totals:
     most_activation_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceTime:
+class DeviceTime(Struct, frozen=True):
     """Time of one device by kind of task, in its window and, if known, in its steps.
 
     Busy time is the time of kernels, collectives and copies. Waits, event records, notifications
@@ -420,8 +413,7 @@ class DeviceTime:
         return self if self.steps is None else self.steps
 
 
-@dataclass(frozen=True, slots=True)
-class Distribution:
+class Distribution(Struct, frozen=True):
     """Count, median, p90, maximum and sum of durations."""
 
     count: int
@@ -447,8 +439,7 @@ class Distribution:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class PmuFigure:
+class PmuFigure(Struct, frozen=True):
     """One hardware counter of one operator type."""
 
     op_type: str
@@ -458,8 +449,7 @@ class PmuFigure:
     total: float | None  # Sum over the tasks; None for ratios and rates.
 
 
-@dataclass(frozen=True, slots=True)
-class ModelUse:
+class ModelUse(Struct, frozen=True):
     """FLOPs of the matrix units of a device, and their share of the peak (MFU)."""
 
     device: str
@@ -474,8 +464,7 @@ class ModelUse:
     by_step: tuple[tuple[str, int, float | None], ...] = ()  # Name, FLOPs and MFU of each step.
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Series:
+class Series(Struct, frozen=True, eq=False):
     """One quantity over time."""
 
     name: str
@@ -485,8 +474,7 @@ class Series:
     value: NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
-class Anomaly:
+class Anomaly(Struct, frozen=True):
     """A kind of skipped, truncated, unmatched or inconsistent data, with its number."""
 
     name: str
@@ -496,16 +484,14 @@ class Anomaly:
     source: Literal["recorded", "found"]
 
 
-@dataclass(frozen=True, slots=True)
-class NotMeasured:
+class NotMeasured(Struct, frozen=True):
     """A common figure that this report does not have, and the reason."""
 
     what: str
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class Summary:
+class Summary(Struct, frozen=True):
     """Summary of one report."""
 
     path: str
@@ -531,7 +517,7 @@ Sureness: TypeAlias = Literal["certain", "likely", "possible"]
 Evidence: TypeAlias = Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Finding:
     """A cause of lost time."""
 
@@ -542,7 +528,7 @@ class Finding:
     steps: tuple[int, ...]
     cost_ms_per_step: float  # Estimated saving per step, ms.
     text: str
-    figures: dict[str, Any] = field(default_factory=dict)
+    figures: dict[str, Any] = dataclasses.field(default_factory=dict)
     advice: str = ""  # A concrete change to try.
     sure: Sureness = "certain"
     evidence: tuple[Evidence, ...] = ()
@@ -556,8 +542,7 @@ class Finding:
         return result
 
 
-@dataclass(frozen=True, slots=True)
-class NotJudged:
+class NotJudged(Struct, frozen=True):
     """A skipped rule and the data that it lacks."""
 
     kind: str
@@ -565,7 +550,7 @@ class NotJudged:
     applies: bool = True  # False if the rule is for another kind of device.
 
 
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Advice(Displayed):
     """Findings of one recording, most expensive first."""
 

@@ -6,9 +6,9 @@ Shapes and types are string ids. The module also reads device properties.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import MISSING, Ints, distinct, find
@@ -144,8 +144,7 @@ def sizes_of_copies(source: Source) -> tuple[Ints, Ints]:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Payload:
+class Payload(Struct, frozen=True):
     """Recorded message sizes of a collective."""
 
     elements: int | None  # Number of elements in one rank's input; None: not recorded.

@@ -7,8 +7,9 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
+
+from msgspec import Struct, field
 
 from unified_prof.errors import UprofError
 from unified_prof.recording.source import Missing
@@ -35,8 +36,7 @@ _SQLITE = b"SQLite format 3\0"
 _MAX_RANKS = 1 << 20
 
 
-@dataclass(slots=True)
-class Found:
+class Found(Struct):
     """Files found in a directory."""
 
     files: list[Path] = field(default_factory=list)  # Files that are named like a database.

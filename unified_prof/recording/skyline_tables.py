@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from msgspec import Struct, field
 from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import NOWHERE, Floats, find
@@ -102,8 +102,7 @@ def _number(column: str) -> str:
 _MAX_BYTES = 1 << 53
 
 
-@dataclass(frozen=True, slots=True)
-class Regions:
+class Regions(Struct, frozen=True):
     """Counts and memory peaks of regions by path.
 
     A path is the names of a region and its enclosing regions, outermost first.

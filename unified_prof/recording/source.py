@@ -9,9 +9,10 @@ import json
 import re
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeAlias
+
+from msgspec import Struct
 
 from unified_prof.arrays.grouping import Bools, Ints
 from unified_prof.base.columns import NOT_AVAILABLE, CoveredPart, Ledger
@@ -105,8 +106,7 @@ def without_secrets(name: str, value: str) -> str:
 _RANK = re.compile(r"rank (\d+)")
 
 
-@dataclass(frozen=True, slots=True)
-class Missing:
+class Missing(Struct, frozen=True):
     """A report that is missing or cannot be read completely."""
 
     what: str  # `rank 3`, or the file if no rank is known.
@@ -119,8 +119,7 @@ class Missing:
         return int(match[1]) if match else None
 
 
-@dataclass(frozen=True, slots=True)
-class Coverage:
+class Coverage(Struct, frozen=True):
     """Number of expected reports, and how many of them were read completely."""
 
     unit: str  # `ranks`, or `reports` if ranks are unknown.

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import MISSING, Bools, Frame, Ints, Lookup
@@ -58,8 +59,7 @@ class HostRanges(Frame):
     name: Ints
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LaunchedWork:
+class LaunchedWork(Struct, frozen=True, eq=False):
     """Work by the time and thread at which the program launched it; thread -1 is unknown."""
 
     at_ns: Ints
@@ -121,8 +121,7 @@ _RECEIVE = "hcom_receive"
 _OF_GPUS = "UPROF_GPU_TASKS"
 
 
-@dataclass(frozen=True, slots=True)
-class Range:
+class Range(Struct, frozen=True):
     """Time range of a step on devices: tasks that start in it belong to the step."""
 
     name: str | None  # Number of the step; None: the whole recording, without steps.
@@ -131,8 +130,7 @@ class Range:
     end_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class StepTrace:
+class StepTrace(Struct, frozen=True):
     """One step on one device, by torch_npu's definitions."""
 
     device_id: int

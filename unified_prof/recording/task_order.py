@@ -19,6 +19,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import (
@@ -182,8 +183,7 @@ class _FirstLaunches:
         self._launched_ns[better], self._task[better] = times[at], some.task[own[at]]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LaunchedTasks:
+class LaunchedTasks(Struct, frozen=True, eq=False):
     """One row for each call and each stream on which it launched tasks, sorted by call."""
 
     call: Ints  # Row of CANN_API.
@@ -350,8 +350,7 @@ class WorkColumn:
         return ComputedColumn(work, self._of)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Captured:
+class Captured(Struct, frozen=True, eq=False):
     """The captured operation of each device task."""
 
     framework: Framework  # The operations of the capture.
@@ -363,8 +362,7 @@ class Captured:
     launched_ns: Ints  # Start of that call.
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Graph:
+class _Graph(Struct, frozen=True, eq=False):
     """The launches of one capture, in order."""
 
     call: Ints

@@ -7,11 +7,11 @@ Rows are in the file's order; rows with invalid times are left out and counted a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import MISSING, Bools, Ints, Lookup
@@ -190,8 +190,7 @@ class TaskNames:
         return result
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Numbers:
+class _Numbers(Struct, frozen=True, eq=False):
     """Labels by string id."""
 
     ids: Ints  # String ids in ascending order.

@@ -6,11 +6,13 @@ Tracks are slices of streams and threads, and launch flows. Copy rates are also 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from unified_prof.arrays import intervals
@@ -47,8 +49,7 @@ class Lane:
         return len(self.start_ns)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Timeline:
+class Timeline(Struct, frozen=True, eq=False):
     """All lanes of one time window."""
 
     start_ns: int  # Unix time of the window's start.
@@ -403,8 +404,7 @@ _HOST_TABLES = (
 )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Track:
+class Track(Struct, frozen=True, eq=False):
     """Slices of one stream or thread in order of start, nested or disjoint."""
 
     group: str  # Device or process.

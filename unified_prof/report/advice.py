@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from math import isinf
 from typing import TYPE_CHECKING, Any
 
+from msgspec import Struct
+
+from unified_prof.base.records import asdict
 from unified_prof.explain.api import Opened
 from unified_prof.explain.critical_path import DISPLAY_NAMES
 from unified_prof.explain.report_questions import Analysis, Change, WhatIfResult
@@ -36,8 +39,7 @@ _TITLE = re.compile(r"([a-z][\w -]{2,30}): (.*)", re.DOTALL)
 _BYTES = re.compile(r"(?<![\w.])(\d[\d,]*) bytes\b")
 
 
-@dataclass(frozen=True, slots=True)
-class ReportAdvice:
+class ReportAdvice(Struct, frozen=True):
     """A report and its findings."""
 
     path: str
@@ -272,8 +274,7 @@ def _cell(key: str, value: Any) -> str:
 _MAX_STEPS = 10
 
 
-@dataclass(frozen=True, slots=True)
-class WhatIfAnswer:
+class WhatIfAnswer(Struct, frozen=True):
     """A report and its estimated step times."""
 
     path: str

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
+
+from msgspec.structs import replace
 
 from unified_prof.base.display import Displayed, DisplayedList
 from unified_prof.base.text import some_of

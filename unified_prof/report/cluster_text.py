@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 from unified_prof.cluster.overview import GroupRow, Overview, RankRow, StepRow, format_ranges
 from unified_prof.cluster.stored_run import GroupRecord, LinkRecord
@@ -139,8 +141,7 @@ _OPERATION_FIGURES: tuple[Figure[RankOperationRow], ...] = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class KernelKindRow:
+class KernelKindRow(Struct, frozen=True):
     """Kernels of one kind on all ranks."""
 
     name: str

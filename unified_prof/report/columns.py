@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
+
+from msgspec.structs import replace
 
 from unified_prof.recording.calls import SIZES
 from unified_prof.recording.idle import IN_WORDS, IdleReasons

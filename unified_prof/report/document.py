@@ -13,13 +13,15 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import cache
 from html import escape
 from io import StringIO
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from unified_prof.base.text import guard_formula
 from unified_prof.report import names
@@ -359,8 +361,7 @@ def _fill(template: str, values: dict[str, str]) -> str:
 TextKind = Literal["title", "heading", "fact", "finding", "line", "note"]
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(Struct, frozen=True):
     """Column of a table."""
 
     heading: str
@@ -408,8 +409,7 @@ def name_column(heading: str, cells: Iterable[str], *, importance: int = 10) -> 
     return Column(heading, tuple(map(names.neutral, cells)), is_name=True, importance=importance)
 
 
-@dataclass(frozen=True, slots=True)
-class Text:
+class Text(Struct, frozen=True):
     """Text with an optional label: name of a fact, cost of a finding, mark of a title."""
 
     kind: TextKind
@@ -419,8 +419,7 @@ class Text:
     bar: tuple[tuple[str, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Warnings:
+class Warnings(Struct, frozen=True):
     """Warning with its reasons."""
 
     label: str
@@ -428,8 +427,7 @@ class Warnings:
     kind: Literal["warning"] = "warning"
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
+class Table(Struct, frozen=True):
     """Table of equally long columns."""
 
     columns: tuple[Column, ...]
@@ -442,8 +440,7 @@ class Table:
 Block: TypeAlias = Text | Warnings | Table
 
 
-@dataclass(slots=True)
-class Document:
+class Document(Struct):
     """Blocks from top to bottom; control characters in texts are escaped when they are added."""
 
     blocks: list[Block] = field(default_factory=list)

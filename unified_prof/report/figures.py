@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
 from operator import attrgetter
 from typing import Any, TypeVar
 
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from unified_prof.base.records import asdict
 from unified_prof.errors import StoreError, UsageError
 from unified_prof.explain.api import Opened
 from unified_prof.explain.report_questions import Analysis
@@ -40,8 +43,7 @@ DEFAULT_TEXT_ROWS = 20  # Default rows of a breakdown in text and Markdown; othe
 FORMAT_VERSION = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
+class Selection(Struct, frozen=True):
     """Rows of a breakdown to show."""
 
     breakdown: Breakdown
@@ -61,8 +63,7 @@ class Selection:
         return KINDS[self.breakdown.by].counted
 
 
-@dataclass(frozen=True, slots=True)
-class Figures:
+class Figures(Struct, frozen=True):
     """Everything to print about one report."""
 
     summary: Summary

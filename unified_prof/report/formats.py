@@ -8,10 +8,11 @@ Number columns of HTML pages are encoded as LEB128 in base64.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+
+from msgspec import Struct
 
 from unified_prof.errors import UsageError
 
@@ -22,8 +23,7 @@ if TYPE_CHECKING:
     from unified_prof.recording.model import By
 
 
-@dataclass(frozen=True, slots=True)
-class ReportRequest:
+class ReportRequest(Struct, frozen=True):
     """Selection and presentation of a report."""
 
     # The only breakdown to show; None for the format's default.
@@ -46,8 +46,7 @@ def load_renderer(name: str) -> Callable[..., Any]:
     return renderer
 
 
-@dataclass(frozen=True, slots=True)
-class Format:
+class Format(Struct, frozen=True):
     """Output format of reports."""
 
     name: str
@@ -111,8 +110,7 @@ def find_format(name: str) -> Format:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceRequest:
+class DeviceRequest(Struct, frozen=True):
     """Selection of a comparison of devices."""
 
     by: DeviceBy = "operation"
@@ -136,8 +134,7 @@ CLUSTER_FORMATS: tuple[Format, ...] = tuple(
 CLUSTER_FORMAT_NAMES = tuple(one.name for one in CLUSTER_FORMATS)
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterRequest:
+class ClusterRequest(Struct, frozen=True):
     """Selection and presentation of a multi-rank run."""
 
     by: ClusterBreakdown | None = None  # The only table to show; None for the format's default.

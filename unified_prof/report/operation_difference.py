@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
+from unified_prof.base.records import asdict
 from unified_prof.compare.comparable import PEAK, TOTAL, Place, Waiting
 from unified_prof.compare.confidence import NoiseModel
 from unified_prof.compare.diff import Difference
@@ -361,31 +361,21 @@ def difference_fields(difference: Difference) -> dict[str, Any]:
             "faster_ns": difference.faster_ns,
         },
         "iteration_parts": [
-            _record_fields(part, delta_ns=part.delta_ns) for part in difference.iteration_parts
+            asdict(part) | {"delta_ns": part.delta_ns} for part in difference.iteration_parts
         ],
         "changes": [
-            _record_fields(change, delta_ns=change.delta_ns) for change in difference.changes
+            asdict(change) | {"delta_ns": change.delta_ns} for change in difference.changes
         ],
         "size_changes": [
-            _record_fields(change, delta_bytes=change.delta_bytes)
+            asdict(change) | {"delta_bytes": change.delta_bytes}
             for change in difference.size_changes
         ],
         "kernel_changes": [
-            _record_fields(change, delta_ns=change.delta_ns) for change in difference.kernel_changes
+            asdict(change) | {"delta_ns": change.delta_ns} for change in difference.kernel_changes
         ],
     }
     plain: dict[str, Any] = finite_or_none(found)
     return plain
-
-
-def _record_fields(record: Any, **more: float) -> dict[str, Any]:
-    """Return a record's fields and `more`; ten times as fast as `asdict`."""
-    values: dict[str, Any] = {name: getattr(record, name) for name in record.__slots__}
-    for name, value in values.items():
-        if hasattr(value, "__slots__"):
-            values[name] = _record_fields(value)
-    values.update(more)
-    return values
 
 
 def finite_or_none(value: Any) -> Any:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any, Protocol
 from xml.etree import ElementTree
 
+from msgspec import Struct
+from msgspec.structs import replace
+
+from unified_prof.base.records import asdict
 from unified_prof.compare.diff import Difference
 from unified_prof.compare.gate import Check, Limits, Outcome, Unit, Verdict, Verdicts
 from unified_prof.compare.history import Change, History, Point
@@ -221,8 +224,7 @@ class BaselineVersion(Protocol):
         """Device of the measurement."""
 
 
-@dataclass(frozen=True, slots=True)
-class BaselineSeries:
+class BaselineSeries(Struct, frozen=True):
     """History of one baseline and one metric."""
 
     name: str

@@ -10,9 +10,10 @@ from __future__ import annotations
 import re
 import sqlite3
 from contextlib import closing
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+
+from msgspec import Struct
 
 from unified_prof.errors import UsageError
 
@@ -89,8 +90,7 @@ def resource_directory(name: str) -> Path:
     raise FileNotFoundError(f"unified_prof is installed without its directory {name!r}")
 
 
-@dataclass(frozen=True, slots=True)
-class ColumnSpec:
+class ColumnSpec(Struct, frozen=True):
     """Declaration of one column in SQLite."""
 
     name: str
@@ -100,8 +100,7 @@ class ColumnSpec:
     """Position in the primary key from 1, or 0."""
 
 
-@dataclass(frozen=True, slots=True)
-class TableSpec:
+class TableSpec(Struct, frozen=True):
     """Declaration of one table: columns in order, CREATE statement, indexes."""
 
     name: str
@@ -116,8 +115,7 @@ class TableSpec:
         return tuple(column.name for column in self.columns)
 
 
-@dataclass(frozen=True, slots=True)
-class SchemaSpec:
+class SchemaSpec(Struct, frozen=True):
     """Declarations of one revision, with tables in the order of the frozen text."""
 
     family: str
@@ -198,8 +196,7 @@ def newest_tables() -> dict[str, TableSpec]:
     return load(MSPROF, "latest").tables | extension_tables()
 
 
-@dataclass(frozen=True, slots=True)
-class Outline:
+class Outline(Struct, frozen=True):
     """Table, column and enum names in one revision of the msprof schema."""
 
     columns: dict[str, tuple[str, ...]]

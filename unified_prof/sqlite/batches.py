@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import count, islice
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from unified_prof.base.columns import Column
@@ -27,8 +27,7 @@ _UINT64 = range(2**64)
 _PYTHON: dict[type, type] = {np.int64: int, np.float64: float}
 
 
-@dataclass(frozen=True, slots=True)
-class Constant:
+class Constant(Struct, frozen=True):
     """One value for every row."""
 
     value: Plain
@@ -38,8 +37,7 @@ class Constant:
         return [self.value] * (stop - start)
 
 
-@dataclass(frozen=True, slots=True)
-class Numbers:
+class Numbers(Struct, frozen=True):
     """Signed 64-bit integers, or floats, without NULL; SQLite stores NaN as NULL."""
 
     array: NDArray[Any]  # int64 or float64.
@@ -52,8 +50,7 @@ class Numbers:
         return self.array[start:stop].tolist()  # type: ignore[no-any-return]
 
 
-@dataclass(frozen=True, slots=True)
-class Objects:
+class Objects(Struct, frozen=True):
     """Plain values of any type, including None."""
 
     values: Sequence[Plain] | np.ma.MaskedArray[Any, Any]  # An array with masked integers.

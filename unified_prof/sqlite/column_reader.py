@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import MISSING, Bools, Floats, Ints
@@ -25,8 +25,7 @@ _ROWS_AT_A_TIME = 10_000
 _EXACT_IN_FLOAT = 2**53
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
+class _Part(Struct, frozen=True):
     """Values of one column in a block of rows."""
 
     data: NDArray[Any] | None  # int64, float64 or objects; None: all are NULL.
@@ -149,8 +148,7 @@ _SEPARATOR = "\x1f"
 _DIGITS = b"0123456789-" + _SEPARATOR.encode()
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
+class Wanted(Struct, frozen=True):
     """A table of a file, and the expressions to read."""
 
     path: Path

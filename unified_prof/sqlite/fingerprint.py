@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+from msgspec import Struct
+
 from unified_prof.schema import catalogue
 from unified_prof.sqlite.atomic import watch
 from unified_prof.sqlite.statements import (
@@ -240,8 +242,7 @@ def _run(db: sqlite3.Connection) -> dict[str, str]:
     return {str(name): str(value) for name, value in rows}
 
 
-@dataclass(frozen=True, slots=True)
-class _Sign:
+class _Sign(Struct, frozen=True):
     """A table, column or enum row that does not occur in files before a revision."""
 
     words: str
@@ -312,8 +313,7 @@ def _enum_sign(table: str, rows: dict[int, str]) -> _Sign:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(Struct, frozen=True):
     """Revision of a file as determined from its contents."""
 
     # The newest revision that has a sign in the file and all of its columns, or None.

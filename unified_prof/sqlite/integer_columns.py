@@ -11,11 +11,12 @@ import re
 import sqlite3
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import MISSING, Ints
@@ -116,8 +117,7 @@ def _few(db: sqlite3.Connection, what: Wanted) -> list[NDArray[Any]] | None:
     return what.narrowed(found)
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
+class Window(Struct, frozen=True):
     """SQL that selects the rows of one window, for further queries."""
 
     sql: str  # SQL text that follows FROM.
@@ -216,8 +216,7 @@ def _concatenated(parts: list[list[NDArray[Any]]], count: int) -> list[NDArray[A
     return result
 
 
-@dataclass(frozen=True, slots=True)
-class _Term:
+class _Term(Struct, frozen=True):
     """A column, or the difference of two columns; None is the row id."""
 
     first: str | None
@@ -306,8 +305,7 @@ def _paged(db: sqlite3.Connection, what: Wanted) -> _Paged | None:
     return None if pages is None or terms is None else _Paged(db, what, pages, terms)
 
 
-@dataclass(frozen=True, slots=True)
-class _Paged:
+class _Paged(Struct, frozen=True):
     """A table that is read from its pages, up to the first irregular one."""
 
     db: sqlite3.Connection

@@ -21,10 +21,12 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from unified_prof.base.columns import API_OPERATION
 from unified_prof.errors import OutputError, SchemaVersionError, StoreError
@@ -310,8 +312,7 @@ _STRANGERS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Detection:
+class Detection(Struct, frozen=True):
     """Family, revision and origin of one file."""
 
     path: Path

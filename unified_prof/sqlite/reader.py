@@ -17,13 +17,13 @@ import re
 import sqlite3
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from unified_prof.base.columns import TYPE_INVALID, Strings
@@ -45,8 +45,7 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
 
-@dataclass(frozen=True, slots=True)
-class Rename:
+class Rename(Struct, frozen=True):
     """A column that was called `old` in every revision before `revision`."""
 
     table: str
@@ -66,8 +65,7 @@ RENAMES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(Struct, frozen=True):
     """Layout of one table of the newest schema in a file of an older revision."""
 
     table: str

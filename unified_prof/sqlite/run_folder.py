@@ -16,6 +16,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct
+
 from unified_prof.errors import OutputError, StoreError, system_errors
 from unified_prof.sqlite.atomic import replacing
 
@@ -53,8 +55,7 @@ class RankEntry:
     failure: str | None = None  # Reason for missing reports, one sentence.
 
 
-@dataclass(frozen=True, slots=True)
-class RunFolder:
+class RunFolder(Struct, frozen=True):
     """Contents of a run directory."""
 
     world_size: int

@@ -17,11 +17,11 @@ import struct
 import zlib
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from unified_prof.base.run_spec import OperationRecord, TrackedRun
 from unified_prof.base.text import storable_in
@@ -39,8 +39,7 @@ _MAX_DEPTH = 2
 _INT64 = 1 << 63
 
 
-@dataclass(frozen=True, slots=True)
-class Spooled:
+class Spooled(Struct, frozen=True):
     """Contents of a spool."""
 
     reports: tuple[str, ...]  # The requested kinds of report: `run-time`, `memory`.

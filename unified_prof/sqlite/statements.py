@@ -6,9 +6,10 @@ import sqlite3
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
+
+from msgspec import Struct
 
 from unified_prof.errors import OutputError, StoreError
 from unified_prof.sqlite.atomic import output_error, raise_kept, watch
@@ -34,8 +35,7 @@ def quoted(name: str) -> str:
     return f'"{escaped}"'
 
 
-@dataclass(frozen=True, slots=True)
-class Declared:
+class Declared(Struct, frozen=True):
     """Declaration of a column in a file."""
 
     name: str

@@ -16,10 +16,10 @@ import re
 import sqlite3
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from unified_prof.base.columns import Column, Ledger
@@ -254,8 +254,7 @@ def _ascends(keys: NDArray[np.int64]) -> bool:
     return bool((keys[1:] > keys[:-1]).all())
 
 
-@dataclass(frozen=True, slots=True)
-class _Growing:
+class _Growing(Struct, frozen=True):
     """One index being written."""
 
     index: Index

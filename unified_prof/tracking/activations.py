@@ -14,8 +14,10 @@ import json
 import sys
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
+
+from msgspec import Struct
 
 from unified_prof.base.run_spec import WeightRecord
 from unified_prof.tracking.code_entries import Stack, frames_of
@@ -161,8 +163,7 @@ def program_settings(optimizers: Iterable[Any], loader_workers: int | None) -> d
     return facts | ({"optimizers": json.dumps(found)} if found else {})
 
 
-@dataclass(slots=True)
-class _Saved:
+class _Saved(Struct):
     """A saved storage, and the calls that saved it in order."""
 
     storage: Any
@@ -410,8 +411,7 @@ class SavedTensors:
         return disable_without_ours
 
 
-@dataclass(frozen=True, slots=True)
-class _Registration:
+class _Registration(Struct, frozen=True):
     """A parameter registered with a module, and the call stack of the registration."""
 
     module: weakref.ref[Any]
@@ -420,8 +420,7 @@ class _Registration:
     stack: Stack
 
 
-@dataclass(frozen=True, slots=True)
-class SizedWeight:
+class SizedWeight(Struct, frozen=True):
     """A weight and its sizes (a record without frames), and the call stack of its registration."""
 
     record: WeightRecord

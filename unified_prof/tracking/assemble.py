@@ -16,10 +16,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
+from msgspec import Struct
 
 from unified_prof.base.run_spec import (
     ActivationRecord,
@@ -44,8 +45,7 @@ from unified_prof.tracking.stack_walker import Scope
 from unified_prof.tracking.torch_names import Anomalies
 
 
-@dataclass(frozen=True, slots=True)
-class GapSite:
+class GapSite(Struct, frozen=True):
     """Source lines that may have run between two operations."""
 
     file_path: str
@@ -158,8 +158,7 @@ class ReportRegions:
         )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Site:
+class Site(Struct, frozen=True, eq=False):
     """A place in the program that calls one operation in one module.
 
     Equal sites of a table are the same object, which makes comparing and hashing them fast.
@@ -242,8 +241,7 @@ Entry = tuple[Site, bool]  # A reported operation, and True if it took part in t
 Key = tuple[Site, bool, int]  # An `Entry`, and its position among equal entries in its iteration.
 
 
-@dataclass(frozen=True, slots=True)
-class SelectedCalls:
+class SelectedCalls(Struct, frozen=True):
     """The calls of an iteration that a report shows, in order."""
 
     iteration: MeasuredIteration

@@ -7,8 +7,9 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from unified_prof.tracking.device import collection_held_off
 
@@ -46,8 +47,7 @@ class Instrument:
         """Undo `start`; `complete` is True if all requested iterations were measured."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stage:
+class Stage(Struct, frozen=True):
     """Consecutive iterations and their instruments."""
 
     name: str

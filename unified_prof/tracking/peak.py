@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
+
+from msgspec.structs import replace
 
 from unified_prof.tracking.activations import plain_tensors, storage_of
 from unified_prof.tracking.device import Device, MemoryUse

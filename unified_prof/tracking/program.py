@@ -17,12 +17,13 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import Any
+
+from msgspec import Struct
 
 from unified_prof.base import streams
 from unified_prof.base.run_spec import RunSpec
@@ -30,8 +31,7 @@ from unified_prof.base.text import printable
 from unified_prof.errors import INTERRUPTED, CaptureError, UsageError
 
 
-@dataclass(frozen=True, slots=True)
-class Program:
+class Program(Struct, frozen=True):
     """A program that was read, but not compiled or run."""
 
     path: str
@@ -300,8 +300,7 @@ _EXPECTED = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Providers:
+class Providers(Struct, frozen=True):
     """The three functions of a script with providers, with checked signatures."""
 
     script: str

@@ -13,11 +13,11 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
+from msgspec import Struct, field
 from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import Bools, Floats, Ints
@@ -179,8 +179,7 @@ NO_CALL = -1
 NO_REGION = -1
 
 
-@dataclass(slots=True)
-class CallSite:
+class CallSite(Struct):
     """Identifies calls of one function from one position of the program in one module."""
 
     func: Any
@@ -209,8 +208,7 @@ class CallSites:
         return number
 
 
-@dataclass(slots=True)
-class Backward:
+class Backward(Struct):
     """One run of the autograd engine."""
 
     calls_before: int
@@ -227,8 +225,7 @@ class Backward:
     """End marks of these nodes."""
 
 
-@dataclass(frozen=True, slots=True)
-class IterationTimes:
+class IterationTimes(Struct, frozen=True):
     """One iteration in which no operation was timed; None marks unknown values."""
 
     total_ms: float
@@ -247,8 +244,7 @@ class IterationTimes:
     """Times outside of the passes by part, such as optimizer, without waiting for a processor."""
 
 
-@dataclass(slots=True)
-class Iteration:
+class Iteration(Struct):
     """Recording of one iteration."""
 
     clock: Clock
@@ -325,8 +321,7 @@ class Iteration:
         return np.where((at >= 0) & (numbers < ends[at]), calls[at], NO_CALL)
 
 
-@dataclass(slots=True)
-class Recorder:
+class Recorder(Struct):
     """Shared state of the interception while a thread is recorded."""
 
     thread: int
@@ -362,8 +357,7 @@ class Recorder:
 Span = tuple[float, float]  # Start and end of an interval, in ms since the iteration began.
 
 
-@dataclass(frozen=True, slots=True)
-class Pass:
+class Pass(Struct, frozen=True):
     """One run of the autograd engine."""
 
     calls_before: int
@@ -372,8 +366,7 @@ class Pass:
     ms: float
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class MeasuredIteration:
+class MeasuredIteration(Struct, frozen=True, eq=False):
     """One complete iteration; arrays have one element per call."""
 
     sites: NDArray[np.int32]

@@ -11,10 +11,11 @@ import sys
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from threading import get_ident
 from types import FrameType, FunctionType
 from typing import Any
+
+from msgspec import Struct
 
 from unified_prof.tracking.raw_calls import NO_REGION, Iteration
 from unified_prof.tracking.torch_internals import TorchInternals
@@ -27,8 +28,7 @@ _STEP = "ProfilerStep#"
 _NVTX = "nvtx"
 
 
-@dataclass(slots=True)
-class _Open:
+class _Open(Struct):
     """An open region."""
 
     key: object

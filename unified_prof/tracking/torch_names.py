@@ -19,18 +19,18 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import compress
 from operator import attrgetter
 from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any
 
+from msgspec import Struct
+
 from unified_prof.base.columns import Ledger
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(Struct, frozen=True):
     """A name in torch, and a description of what a report lacks without it."""
 
     path: str

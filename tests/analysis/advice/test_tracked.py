@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec import structs
+from msgspec.structs import replace
 
 from tests.analysis.advice.faulty_runs import MS, saving_ns
 from tests.analysis.builders import memory_report, run_time_report
@@ -87,12 +88,14 @@ def test_periodic_work_is_not_in_the_typical_iteration() -> None:
     assert saving_ns(finding) == 3 * 90 * MS // 6
     assert "90.0 ms of it in forward without gradients at train.py:17" in finding.text
     assert "3 of 6 iterations" in finding.text
-    one_without = replace(
+    one_without = structs.replace(
         run, steps=(mixed[6], *mixed[:4], mixed[3]), parts_ns={"forward_without_gradients": 90 * MS}
     )
     assert one_without.median_ns == 100 * MS
     assert saving_ns(findings_of(one_without)["periodic_work"]) == 90 * MS
-    everywhere = replace(run, steps=mixed[:4], parts_ns={"forward_without_gradients": 90 * MS})
+    everywhere = structs.replace(
+        run, steps=mixed[:4], parts_ns={"forward_without_gradients": 90 * MS}
+    )
     assert everywhere.median_ns == 100 * MS
     assert saving_ns(findings_of(everywhere)["periodic_work"]) == 90 * MS
 
@@ -106,7 +109,7 @@ def test_slow_modes_are_found() -> None:
     run = Tracked(steps(10, 10, 10), calls(), None, {"part_lines": "{}"})
     assert findings_of(run) == {}
     slow = {"detect_anomaly": "on", "slow_autocast": "float16"}
-    found = findings_of(replace(run, facts={**run.facts, **slow}))
+    found = findings_of(structs.replace(run, facts={**run.facts, **slow}))
     assert found.keys() == {"anomaly_detection", "slow_autocast"}
     assert "autocast to float16" in found["slow_autocast"].text
 

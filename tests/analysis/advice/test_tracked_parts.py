@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import sqlite3
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from msgspec import structs
+from msgspec.structs import replace
 
 from tests.analysis.advice.faulty_runs import MS
 from tests.analysis.builders import run_time_report
@@ -147,7 +148,7 @@ def test_other_code_is_what_is_not_between_operations() -> None:
     # An inference loop has no optimizer; in reports without parts, the rest may be the optimizer's.
     inference = tracked(parts={"other": 30})
     assert findings(inference)["other_code"].cost_ms_per_step == 30
-    assert "other_code" not in findings(replace(inference, facts={}))
+    assert "other_code" not in findings(structs.replace(inference, facts={}))
     gaps = Gaps(np.array([0]), ("train.py:5",), np.full((1, 3), 25.0 * MS))
     between = findings(tracked(parts={"other": 30, "optimizer": 1}, gaps=gaps))
     assert between["time_between_operations"].cost_ms_per_step == 25
@@ -222,7 +223,9 @@ def test_a_function_written_as_single_operations_is_found(
 @pytest.mark.parametrize("backward_ms", [0, 30])
 def test_activations_without_a_backward_pass_are_unused(backward_ms: int) -> None:
     run = tracked(("linear", "m.py:3", 30.0), parts={"backward": backward_ms})
-    run = replace(run, calls=replace(run.calls, activation_bytes=np.array([3 << 20])))
+    run = structs.replace(
+        run, calls=structs.replace(run.calls, activation_bytes=np.array([3 << 20]))
+    )
     found = findings(run)
     assert found.keys() == (set() if backward_ms else {"unused_activations"})
     assert backward_ms or "3.0 MiB" in found["unused_activations"].text
@@ -277,7 +280,7 @@ def looped(count: int, *, modules: int, ms: float = 40) -> Tracked:
     run = tracked(*((name, "net.py:9", each) for name in names), ("linear", "net.py:12", 30))
     module = [f"cells.{number // 2 % modules}" for number in range(2 * count)]
     own = run.calls.labels.numbers([*module, "head"])
-    return replace(run, calls=replace(run.calls, module=own))
+    return structs.replace(run, calls=structs.replace(run.calls, module=own))
 
 
 def test_loop_over_cells_costs_what_a_fused_one_saves() -> None:
@@ -356,7 +359,7 @@ def test_model_in_double_precision_costs_half_of_its_operations() -> None:
 def test_damaged_facts_are_unknown(damaged: str) -> None:
     names = ("part_lines", "optimizers", "weight_types")
     run = tracked(("linear", "net.py:3", 60), parts={"optimizer": 30, "data_loading": 20})
-    found = findings(replace(run, facts=dict.fromkeys(names, damaged)))
+    found = findings(structs.replace(run, facts=dict.fromkeys(names, damaged)))
     assert " at " not in found["data_loading"].text
     assert not {"unfused_optimizer", "double_precision"} & set(found)
 
@@ -367,7 +370,7 @@ def test_damaged_numbers_of_a_run_are_unknown(damaged: str) -> None:
     waited = tuple(replace(one, waited_ns=60 * MS) for one in busy.steps)
     for name in ("processors", "torch_threads"):
         facts = {"device": "cpu: a", "processors": "2", "torch_threads": "1", name: damaged}
-        found = findings(replace(busy, steps=waited, facts=facts))
+        found = findings(structs.replace(busy, steps=waited, facts=facts))
         assert "waiting_for_processor" in found
         assert name != "torch_threads" or "single_thread" not in found
 
@@ -418,8 +421,8 @@ def test_repeated_backward_passes_cost_their_time() -> None:
 
 def test_repeated_backward_passes_cost_no_more_than_the_backward_pass() -> None:
     run = tracked(parts={"backward": 60}, facts={"repeated_backward_ns": str(120 * MS)})
-    calls = replace(run.calls, backward_ns=np.array([150 * MS], np.int64))
-    found = findings(replace(run, calls=calls))["repeated_backward"]
+    calls = structs.replace(run.calls, backward_ns=np.array([150 * MS], np.int64))
+    found = findings(structs.replace(run, calls=calls))["repeated_backward"]
     assert found.cost_ms_per_step == 48
 
 
@@ -450,8 +453,8 @@ def passes(name: str, facts: dict[str, str], **parts: int) -> dict[str, Finding]
     """Return the findings of one operation of 10 ms forward and 20 ms backward."""
     run = tracked((name, "a.py:3", 30), facts=facts, parts=parts)
     forward_ns, backward_ns = np.array([10 * MS]), np.array([20 * MS])
-    calls = replace(run.calls, forward_ns=forward_ns, backward_ns=backward_ns)
-    return findings(replace(run, calls=calls))
+    calls = structs.replace(run.calls, forward_ns=forward_ns, backward_ns=backward_ns)
+    return findings(structs.replace(run, calls=calls))
 
 
 def test_dense_gradients_of_an_embedding_cost_their_unused_rows() -> None:
@@ -493,14 +496,16 @@ def test_operation_with_a_cheaper_alternative_is_found(name: str) -> None:
     assert found.keys() == {"costly_operation"}  # which is not other code, too
     assert found["costly_operation"].cost_ms_per_step == 30
     run = tracked((name, "a.py:3", 30))
-    in_backward = replace(run, calls=replace(run.calls, backward_ns=np.array([MS])))
+    in_backward = structs.replace(run, calls=structs.replace(run.calls, backward_ns=np.array([MS])))
     assert findings(in_backward) == {}
 
 
 def test_many_embedding_tables_at_one_line_are_a_loop() -> None:
     run = tracked(*[("embedding", "net.py:9", 1.0)] * 40)
     modules = run.calls.labels.numbers([f"tables.{number}" for number in range(40)])
-    found = findings(replace(run, calls=replace(run.calls, module=modules)))["loops"]
+    found = findings(structs.replace(run, calls=structs.replace(run.calls, module=modules)))[
+        "loops"
+    ]
     assert "embedding runs 40 times" in found.text
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from unified_prof.compare.comparable import OPERATIONS, Operations, Place, Run, Sized, pair, pool
 from unified_prof.compare.diff import Difference, diff
@@ -39,7 +40,9 @@ def in_runs(run: Run, runs: int = RUNS) -> Run:
         return (count // runs,) * runs if count % runs == 0 else (count,)
 
     lengths = {metric: cut(len(values)) for metric, values in run.totals.items()}
-    return replace(run, lengths={**lengths, OPERATIONS: cut(run.operations.forward_ns.shape[1])})
+    return structs.replace(
+        run, lengths={**lengths, OPERATIONS: cut(run.operations.forward_ns.shape[1])}
+    )
 
 
 def run_of(
@@ -133,8 +136,8 @@ def test_memory_of_a_loop_is_one_row_and_few_calls_stay_separate() -> None:
 
     families = frozenset({"skyline-memory"})
     sizes = sized("a", 9, 8) + sized("b", 3, 10) + sized("c", 4, 1, 2) + sized("d", 4, 0, 1)
-    base = replace(run_of(STEP), families=families, sizes=sizes)
-    new = replace(run_of(STEP, seed=1), families=families, sizes=())
+    base = structs.replace(run_of(STEP), families=families, sizes=sizes)
+    new = structs.replace(run_of(STEP, seed=1), families=families, sizes=())
     summed = sum_size_loops(diff(base, new).size_changes)
     assert [(one.place.name, one.place.module, one.delta_bytes) for one in summed] == [
         ("a x9", "a.*", -72),
@@ -148,8 +151,10 @@ def test_memory_of_a_loop_is_one_row_and_few_calls_stay_separate() -> None:
 def test_part_that_explains_little_is_not_named(backward_ns: float, named: bool) -> None:
     before, after = run_of(STEP), run_of(STEP, seed=1)
     totals = {"total": after.totals["total"] + 10e6}
-    after = replace(after, totals=totals, parts_ns={"forward": 2e6, "backward": backward_ns})
-    found = diff(replace(before, parts_ns={"forward": 2e6}), after)
+    after = structs.replace(
+        after, totals=totals, parts_ns={"forward": 2e6, "backward": backward_ns}
+    )
+    found = diff(structs.replace(before, parts_ns={"forward": 2e6}), after)
     assert ("largest change: backward" in render_text(difference_document(found, top=9))) == named
 
 
@@ -161,7 +166,7 @@ def test_equal_ratio_of_all_weights_is_named(bytes_after: tuple[int, int], expec
     def run(sizes: tuple[int, int], seed: int) -> Run:
         weights = (Sized(Place(f"w{i}", "net", "m.py:1", "weight"), n) for i, n in enumerate(sizes))
         families = frozenset({"skyline-run-time", "skyline-memory"})
-        return replace(run_of(STEP, seed=seed), families=families, sizes=tuple(weights))
+        return structs.replace(run_of(STEP, seed=seed), families=families, sizes=tuple(weights))
 
     found = diff(run((32, 64), 0), run(bytes_after, 1))
     text = render_text(difference_document(found, top=20))
@@ -176,7 +181,7 @@ def test_few_samples_are_inconclusive() -> None:
 
 def test_measurement_compared_with_itself_is_identical() -> None:
     one = run_of(STEP, samples=1, runs=1)
-    found = diff(one, replace(one, label="copy.sqlite"))
+    found = diff(one, structs.replace(one, label="copy.sqlite"))
     assert found.identical
     assert {change.status for change in found.changes} == {"same"}
 
@@ -185,11 +190,11 @@ def test_single_different_sample_is_another_measurement() -> None:
     one = run_of(STEP, samples=1, runs=1)
     forward = one.operations.forward_ns.copy()
     forward[1, 0] += 1
-    other = replace(one, operations=replace(one.operations, forward_ns=forward))
+    other = structs.replace(one, operations=replace(one.operations, forward_ns=forward))
     found = diff(one, other)
     assert not found.identical
     assert {change.status for change in found.changes} == {"inconclusive"}
-    longer = replace(one, totals={"total": one.totals["total"] + 1})
+    longer = structs.replace(one, totals={"total": one.totals["total"] + 1})
     assert not diff(one, longer).identical
 
 
@@ -202,7 +207,7 @@ def test_pooled_files_have_enough_samples() -> None:
 
 def test_differences_of_device_and_clock_are_warned_about() -> None:
     base, new = run_of(STEP), run_of(STEP)
-    new = replace(new, clock="device", facts={"device": "npu"})
+    new = structs.replace(new, clock="device", facts={"device": "npu"})
     warnings = " ".join(diff(base, new).warnings)
     assert "cpu and npu" in warnings
     assert "different clocks: operation and device" in warnings
@@ -210,9 +215,9 @@ def test_differences_of_device_and_clock_are_warned_about() -> None:
 
 def test_changed_sizes_are_sorted_by_difference() -> None:
     def sized(*sizes: tuple[str, int]) -> Run:
-        run = replace(run_of(()), families=frozenset({"skyline-memory"}))
+        run = structs.replace(run_of(()), families=frozenset({"skyline-memory"}))
         places = tuple(Sized(Place("weight", name, None, "weight"), size) for name, size in sizes)
-        return replace(run, sizes=places, totals={})
+        return structs.replace(run, sizes=places, totals={})
 
     found = diff(sized(("a", 8), ("b", 16), ("d", 1)), sized(("a", 4), ("c", 100), ("d", 1)))
     assert [(c.status, c.place.module, c.delta_bytes) for c in found.size_changes] == [
@@ -321,14 +326,14 @@ def test_ten_thousand_operations_take_no_quadratic_time() -> None:
 
 
 def test_reports_of_different_families_are_refused() -> None:
-    memory = replace(run_of(STEP), families=frozenset({"skyline-memory"}))
+    memory = structs.replace(run_of(STEP), families=frozenset({"skyline-memory"}))
     with pytest.raises(UsageError, match="different families"):
         diff(run_of(STEP), memory)
 
 
 def test_sizes_measured_on_one_side_only_are_left_out() -> None:
     sized = (Sized(Place("w", "net", None, "weight"), 4),)
-    both = replace(
+    both = structs.replace(
         run_of(STEP), sizes=sized, families=frozenset({"skyline-run-time", "skyline-memory"})
     )
     found = diff(both, run_of(STEP, seed=1))
@@ -337,8 +342,8 @@ def test_sizes_measured_on_one_side_only_are_left_out() -> None:
 
 
 def test_kernel_changes_are_grouped_by_operation_and_sorted_by_change() -> None:
-    base = replace(run_of(STEP), kernels={"linear": {"gemm": 5.0}, "relu": {"max": 1.0}})
-    new = replace(run_of(STEP), kernels={"linear": {"MatMulV2": 9.0}, "relu": {"max": 2.0}})
+    base = structs.replace(run_of(STEP), kernels={"linear": {"gemm": 5.0}, "relu": {"max": 1.0}})
+    new = structs.replace(run_of(STEP), kernels={"linear": {"MatMulV2": 9.0}, "relu": {"max": 2.0}})
     assert [(k.operation, k.name, k.delta_ns) for k in diff(base, new).kernel_changes] == [
         ("linear", "MatMulV2", 9.0),
         ("linear", "gemm", -5.0),

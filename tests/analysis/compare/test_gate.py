@@ -1,12 +1,12 @@
 """The gate fails for regressions that the measurements support."""
 
 import re
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tests.analysis.compare.test_diff import STEP, in_runs, run_of
 from unified_prof.compare.comparable import Run

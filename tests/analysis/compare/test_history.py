@@ -2,10 +2,10 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from unified_prof.compare.comparable import PEAK, TOTAL, Operations, Run
 from unified_prof.compare.confidence import Noise

@@ -1,10 +1,10 @@
 """Verdicts on runs that stepped in turn, checked with a simulator independent of the rule."""
 
 from collections import Counter
-from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from unified_prof.compare.comparable import FORWARD, TOTAL, Operations, Run, program_times
 from unified_prof.compare.gate import Limits, default_metrics, gate
@@ -23,7 +23,7 @@ def run_of(rounds: list[np.ndarray], **other: object) -> Run:
         {TOTAL: np.concatenate(rounds)},
         lengths={TOTAL: tuple(map(len, rounds))},
     )
-    return replace(run, **other)  # type: ignore[arg-type]
+    return replace(run, **other)
 
 
 class Machine:

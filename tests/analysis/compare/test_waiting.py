@@ -1,9 +1,8 @@
 """Time waiting for a processor is excluded from totals and their parts alike."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from tests.analysis.compare.test_diff import STEP, in_runs, run_of
 from unified_prof.compare.comparable import (

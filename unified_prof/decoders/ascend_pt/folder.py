@@ -16,13 +16,13 @@ import stat
 import struct
 from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import Bools, Ints
@@ -50,8 +50,7 @@ _FILES = (OPERATORS, MARKS, MEMORY, CALLS, CALL_NAMES, COLLECTIONS)
 PARAMETERS = "torch.param_tensor_info"
 
 
-@dataclass(frozen=True, slots=True)
-class HostClock:
+class HostClock(Struct, frozen=True):
     """Parameters to convert timestamps of FRAMEWORK/ to Unix time in ns, as torch_npu does."""
 
     # True if timestamps are values of the system counter, False if they are monotonic ns.
@@ -251,8 +250,7 @@ CUT_OFF = "cut_off"
 DAMAGED = "damaged_record"
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(Struct, frozen=True):
     """One version of a record's fixed part."""
 
     fixed: np.dtype[Any]
@@ -260,8 +258,7 @@ class Layout:
     by_length: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(Struct, frozen=True):
     """Records of one layout, in file order."""
 
     data: bytes
@@ -385,8 +382,7 @@ def _complete_record(path: Path, file: BinaryIO, data: bytes, sink: Sink) -> byt
     return data + file.read(missing - 1)
 
 
-@dataclass(frozen=True, slots=True)
-class _Piece:
+class _Piece(Struct, frozen=True):
     """Records of one type in a chunk of a file."""
 
     path: Path

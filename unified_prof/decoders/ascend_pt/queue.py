@@ -5,10 +5,10 @@ Also writes the tables that PYTORCH_API refers to, STEP_TIME and GC_RECORD.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from msgspec import Struct
 
 from unified_prof.arrays import grouping
 from unified_prof.arrays.grouping import Bools, Ints, Runs
@@ -34,8 +34,7 @@ _CATEGORIES = 4
 _END = 1  # Added to the category of a start.
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Intervals:
+class Intervals(Struct, frozen=True, eq=False):
     """Enqueues or dequeues, sorted by end."""
 
     start_ns: Ints

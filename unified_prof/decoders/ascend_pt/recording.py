@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar
 
 import numpy as np
+from msgspec import Struct
 
 from unified_prof.arrays.grouping import Ints, Runs, last_not_after
 from unified_prof.base.columns import (
@@ -399,8 +399,7 @@ def _concatenated(parts: list[dict[str, Ints]], names: tuple[str, ...]) -> dict[
 _COLLECTION = np.dtype([("pid", "<u8"), ("start", "<u8"), ("end", "<u8")])
 
 
-@dataclass(frozen=True, slots=True)
-class Decoded:
+class Decoded(Struct, frozen=True):
     """Rank, devices and counts of a decoded directory."""
 
     rank: int | None

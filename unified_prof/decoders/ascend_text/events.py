@@ -10,11 +10,11 @@ import csv
 import math
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
 import msgspec
+from msgspec import Struct
 
 from unified_prof.base.columns import Sink
 from unified_prof.base.text import us_text_to_ns
@@ -162,8 +162,7 @@ _MAX_LINE_CHARS = 32 << 20
 _DEVICE = re.compile(r"NPU:(\d{1,4})")
 
 
-@dataclass(frozen=True, slots=True)
-class Export:
+class Export(Struct, frozen=True):
     """The directory and the trace of an export."""
 
     folder: Path

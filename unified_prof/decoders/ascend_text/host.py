@@ -6,11 +6,11 @@ import re
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
 import numpy as np
+from msgspec import Struct, field
 
 from unified_prof.arrays.grouping import Ints
 from unified_prof.base.columns import Sink
@@ -257,8 +257,7 @@ _DEVICE_BITS = 0x1F
 _PROCESS_SHIFT = 10
 
 
-@dataclass(frozen=True, slots=True)
-class Layer:
+class Layer(Struct, frozen=True):
     """A process of the trace, which contains one part of the recording."""
 
     name: str
@@ -266,8 +265,7 @@ class Layer:
     process: int  # Id of the recorded process.
 
 
-@dataclass(slots=True)
-class Layers:
+class Layers(Struct):
     """Names of processes and threads of the trace."""
 
     by_pid: dict[int | str, Layer] = field(default_factory=dict)

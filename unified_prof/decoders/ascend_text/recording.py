@@ -9,11 +9,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from functools import partial
 from pathlib import Path
 from typing import TypeGuard
+
+from msgspec import Struct
 
 from unified_prof.base.columns import NO_TEXT, Coverage, Sink, Stage
 from unified_prof.decoders.ascend_pt.folder import AscendFolder
@@ -272,8 +273,7 @@ _NONE = -1
 _FLOWS = ("s", "t", "f")
 
 
-@dataclass(frozen=True, slots=True)
-class Decoded:
+class Decoded(Struct, frozen=True):
     """Rank of a decoded export, and counts of its data."""
 
     rank: int | None

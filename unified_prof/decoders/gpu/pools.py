@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from unified_prof.base.columns import MISSING, NOT_AVAILABLE, Strings
 
@@ -322,8 +323,7 @@ def data_type(name: str) -> tuple[str, int]:
     return _DATA_TYPES.get(name, ("", 0))
 
 
-@dataclass(frozen=True, slots=True)
-class Collective:
+class Collective(Struct, frozen=True):
     """Parameters of a collective call."""
 
     name: str = NOT_AVAILABLE

@@ -13,10 +13,10 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import NOWHERE, Bools, Floats, Ints, Runs, find, positions
@@ -315,8 +315,7 @@ def null_values(times: str, ids: str = "", **others: int) -> dict[str, int]:
     return none | others
 
 
-@dataclass(frozen=True, slots=True)
-class GpuRecording:
+class GpuRecording(Struct, frozen=True):
     """Counts and facts of a decoded recording."""
 
     events: int  # Events of all kinds.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 
 import numpy as np
+from msgspec import Struct, field
 
 from unified_prof.arrays.grouping import Ints
 from unified_prof.base.columns import (
@@ -61,8 +61,7 @@ COPY_DIRECTIONS = {
 _NO_NOTIFY = -1
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
+class Options(Struct, frozen=True):
     """Options of the decoders of GPU recordings."""
 
     # Returns True if the revision being written has (table, column).

@@ -11,13 +11,12 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
 import msgspec
 import numpy as np
-from msgspec import structs
+from msgspec.structs import replace
 
 from unified_prof.arrays.grouping import Bools, Ints
 from unified_prof.base.columns import MISSING, NOT_AVAILABLE, Coverage, Sink, ints
@@ -555,7 +554,7 @@ class Collector(Fields):
         if operations := [event for event in spans if event.pid == _PROCESS_WITHOUT_KINETO]:
             self.counts[kind.value] -= len(operations)
             self.counts[Kind.OPERATION.value] += len(operations)
-            self._operations(Kind.OPERATION, [structs.replace(e, pid=0) for e in operations])
+            self._operations(Kind.OPERATION, [replace(e, pid=0) for e in operations])
             spans = [event for event in spans if event.pid != _PROCESS_WITHOUT_KINETO]
         if spans:
             self.sink.anomaly("unknown_category", len(spans), f"category {spans[0].cat!r}")

@@ -11,11 +11,11 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from unified_prof.base.columns import NOT_AVAILABLE, Coverage, Sink
 from unified_prof.base.text import NS_PER_US
@@ -268,8 +268,7 @@ _LOST = ("malformed_entry", "unknown_action")
 _IGNORED_ACTIONS = frozenset({"snapshot", "workspace_snapshot"})
 
 
-@dataclass(slots=True)
-class _Block:
+class _Block(Struct):
     """One allocation; times are None if the event is not in the history."""
 
     address: int
@@ -432,8 +431,7 @@ _ANOMALY_DETAILS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class DecodedSnapshot:
+class DecodedSnapshot(Struct, frozen=True):
     """Counts and facts of one snapshot."""
 
     entries: int  # Number of allocator actions.

@@ -13,11 +13,11 @@ import json
 import re
 import struct
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import compress
 from typing import Any, NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from unified_prof.arrays.grouping import NOWHERE, Ints, last_not_after
 from unified_prof.base.columns import MISSING, NO_CATEGORY, NOT_AVAILABLE, Cells, Tables, ints
@@ -48,8 +48,7 @@ _FIRST_PROGRAM_TYPE = 1 << 24
 _ENUM_FORMAT = "<i"
 
 
-@dataclass(frozen=True, slots=True)
-class _Field:
+class _Field(Struct, frozen=True):
     name: str
     kind: int
     offset: int

@@ -11,11 +11,11 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from unified_prof.arrays.grouping import NOWHERE, Bools, Ints, distinct, find, mapped
 from unified_prof.base.columns import MISSING, Cells, Sink, Tables
@@ -319,8 +319,7 @@ _DESCRIPTIVE = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class SessionTimes:
+class SessionTimes(Struct, frozen=True):
     """Time range of a recording session."""
 
     base_ns: int  # Added to times of the session to get Unix times; 0 if unknown.

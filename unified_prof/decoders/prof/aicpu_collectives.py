@@ -10,10 +10,10 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import NOWHERE, Bools, FirstSeen, Floats, Ints, occurrence
@@ -45,8 +45,7 @@ _OPERATOR, _FLIP, _BOUND, _TASKS = 10, 11, 12, 13  # Kinds of records of AI CPUs
 _HEAD_BYTES, _TASKS_OF_A_RECORD = 24, 2  # Head of a record of tasks, which follow it.
 
 
-@dataclass(frozen=True, slots=True)
-class AicpuRecords:
+class AicpuRecords(Struct, frozen=True):
     """AI CPU records of one device."""
 
     # Tasks launched by AI CPU kernels, sorted by stream (in order of first occurrence) and time.
@@ -185,8 +184,7 @@ def _set_planes(members: Rows, context: AicpuContext, of_host: Bools, bounds: Bo
     members["plane"][members["record"] == NOWHERE] = -1
 
 
-@dataclass(slots=True)
-class Collectives:
+class Collectives(Struct):
     """Collectives that ran in AI CPU kernels of one device."""
 
     operators: list[Operator]
@@ -363,8 +361,7 @@ _ITERATION = 1  # Last number in the name of an operator; the exporter knows no 
 _FIRST, _LAST = 0, 1  # Kinds of records: first and last task of an operator.
 
 
-@dataclass(slots=True)
-class Operator:
+class Operator(Struct):
     """One collective that ran in an AI CPU kernel."""
 
     row: int  # Row of the kernel task in the log.
@@ -379,8 +376,7 @@ class Operator:
     retry: int = -1
 
 
-@dataclass(frozen=True, slots=True)
-class AicpuContext:
+class AicpuContext(Struct, frozen=True):
     """Records from which the operators of one device are built."""
 
     device: DeviceDirectory

@@ -11,10 +11,10 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from msgspec import Struct, field
 
 from unified_prof.base.columns import NO_RANK, NO_STREAM, NOT_AVAILABLE, Sink
 from unified_prof.decoders.prof import collectives, sampling
@@ -49,8 +49,7 @@ _LATE_CHANNELS = (120, 124)  # Channels whose five words begin six words later.
 _Key = tuple[int, int, int]  # Stream, task, instruction.
 
 
-@dataclass(slots=True)
-class _Mission:
+class _Mission(Struct):
     """One row of CCU; times in ticks."""
 
     key: _Key
@@ -59,8 +58,7 @@ class _Mission:
     peer: int | None = None  # Rank that the instruction waited for; None for a loop group.
 
 
-@dataclass(slots=True)
-class _HostRecords:
+class _HostRecords(Struct):
     """First host record of each instruction."""
 
     groups: dict[_Key, Any] = field(default_factory=dict)
@@ -222,8 +220,7 @@ _RANK_BITS = 0xFFFF
 _DPU_BATCH_ROWS = 1 << 14
 
 
-@dataclass(frozen=True, slots=True)
-class _DpuTask:
+class _DpuTask(Struct, frozen=True):
     """One row of DPU_TASK; times in ticks of the host counter."""
 
     record: Any  # Record of the host with thread, stream, task, and times.

@@ -13,13 +13,13 @@ not exact enough; results are truncated to nanoseconds at the end.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
 from math import lcm
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 Int64 = NDArray[np.int64]
@@ -30,8 +30,7 @@ _INT64_LIMIT = 1 << 63
 _NANOSECONDS_MHZ = 1000  # Frequency of a host counter that shows nanoseconds.
 
 
-@dataclass(frozen=True, slots=True)
-class LinearClock:
+class LinearClock(Struct, frozen=True):
     """ns = floor(ticks * rate + offset_ns), both rational."""
 
     rate: Fraction
@@ -92,8 +91,7 @@ class LinearClock:
         return np.array(converted, np.int64).reshape(ticks.shape)
 
 
-@dataclass(frozen=True, slots=True)
-class Readings:
+class Readings(Struct, frozen=True):
     """Inputs of the clock formulas, for decoders that must round as the exporter does.
 
     The names in brackets are those of the formulas above.
@@ -107,8 +105,7 @@ class Readings:
     device_monotonic_ns: int | None = None  # Monotonic time of the device at the start [D].
 
 
-@dataclass(frozen=True, slots=True)
-class Clocks:
+class Clocks(Struct, frozen=True):
     """Clocks of one host or device directory."""
 
     host: LinearClock  # Clock of the host counter (api, task_track, npu_module_mem, ...).

@@ -16,13 +16,13 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cache
 from math import isfinite
 from typing import Any
 
 import numpy as np
+from msgspec import Struct, field
 from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import Bools, Floats, Ints, Runs, positions
@@ -40,8 +40,7 @@ _RDMA, _PAYLOAD = 1, 1
 _NATIVE_PLATFORM = 5
 
 
-@dataclass(frozen=True, slots=True)
-class CommunicationTimes:
+class CommunicationTimes(Struct, frozen=True):
     """Intervals of collective operators on one device, in ns."""
 
     start_ns: Ints
@@ -56,8 +55,7 @@ class CommunicationTimes:
         return cls(none, none)
 
 
-@dataclass(frozen=True, slots=True)
-class Steps:
+class Steps(Struct, frozen=True):
     """Executed tasks of collectives on one device, sorted by start; columns of equal length."""
 
     records: Rows  # Rows of `host_side.STEP`.
@@ -267,8 +265,7 @@ def _rank_sizes(records: Rows, operators: _Operators) -> Ints:
     return sizes[last][np.searchsorted(records["node"][last], operators.records["node"])]
 
 
-@dataclass(slots=True)
-class _Operators:
+class _Operators(Struct):
     """Collective operators of one device; all columns but the first have equal length."""
 
     of_task: Ints  # Operator of each task.

@@ -6,10 +6,10 @@ The tables are COMPUTE_TASK_INFO and COMMUNICATION_SCHEDULE_TASK_INFO.
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import NOWHERE, Bools, Ints, distinct
@@ -46,8 +46,7 @@ _TENSOR_COLUMNS = (
 ).split()
 
 
-@dataclass(frozen=True, slots=True)
-class HostData:
+class HostData(Struct, frozen=True):
     """Host records of one window from which operators are built."""
 
     calls_items: NDArray[np.uint64]  # Item hashes of calls by index.

@@ -13,7 +13,6 @@ from __future__ import annotations
 import re
 import stat
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec import Struct, field
 from numpy.typing import NDArray
 
 from unified_prof.base.columns import Sink, Strings
@@ -34,8 +34,7 @@ _KNOWN_TYPES = {27: "DYNAMIC_ENABLE", 28: "DYNAMIC_DISABLE"}
 _UINT64_LIMIT = 1 << 64
 
 
-@dataclass(slots=True)
-class Dictionaries:
+class Dictionaries(Struct):
     """Strings by hash id, and names of record types."""
 
     hashes: Mapping[int, str] = field(default_factory=dict)
@@ -118,8 +117,7 @@ _MAX_COUNTER = 1 << 62
 _INTEGER = re.compile(r"[+-]?\d{1,19}")
 
 
-@dataclass(frozen=True, slots=True)
-class Control:
+class Control(Struct, frozen=True):
     """Values of one JSON control file."""
 
     path: Path
@@ -225,8 +223,7 @@ def read_json(path: Path) -> Control:
     return Control(path, values)
 
 
-@dataclass(frozen=True, slots=True)
-class StartLog:
+class StartLog(Struct, frozen=True):
     """Counters of a start log by name, such as `clock_monotonic_raw` and `cntvct`."""
 
     path: Path
@@ -286,8 +283,7 @@ _DEVICE = re.compile(r"device_(\d{1,4})")
 _UNFINISHED = "{first} has no .done file: the recording is being written or was interrupted"
 
 
-@dataclass(frozen=True, slots=True)
-class Session:
+class Session(Struct, frozen=True):
     """Start and end of profiling, as Unix times in ns."""
 
     start_ns: int

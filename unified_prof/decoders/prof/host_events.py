@@ -5,10 +5,11 @@ Other records are MSTX_EVENTS, MEMCPY_INFO, NPU_OP_MEM and AI CPU streams.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct, field
 from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import NOWHERE, Bools, Frame, Ints, Pool, Runs, order_of_keys
@@ -83,8 +84,7 @@ class HostTasks(Frame):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class TaskTypes:
+class TaskTypes(Struct, frozen=True):
     """Names of task types, by type index."""
 
     names: tuple[str, ...]
@@ -206,8 +206,7 @@ def without_lost_calls(tasks: HostTasks, tree: CallTree, sink: Sink) -> HostTask
     return tasks.take(np.flatnonzero(~lost))
 
 
-@dataclass(frozen=True, slots=True)
-class Launches:
+class Launches(Struct, frozen=True):
     """Launches of one device with their contexts, sorted by identity."""
 
     tasks: HostTasks  # The launches, one row each.
@@ -472,8 +471,7 @@ def decode_operator_memory(host: HostDirectory, sink: Sink) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class CollectiveStreams:
+class CollectiveStreams(Struct, frozen=True):
     """Streams of collectives on AI CPUs, by communication group (hash of its name)."""
 
     # Stream -> group whose AI CPU kernels run on it.

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import (
@@ -192,8 +193,7 @@ def last_in_calls(
     return (call, rows) if len(last) == len(call) else (call[last], selected(rows, last))
 
 
-@dataclass(frozen=True, slots=True)
-class CallTree:
+class CallTree(Struct, frozen=True):
     """Calls that may launch tasks, by level."""
 
     acl: Intervals
@@ -271,8 +271,7 @@ _MAX_TYPES = 1 << 16
 CALL = row_type("key u8, end u8, connection_id u8, item u4, type_index u2")
 
 
-@dataclass(frozen=True, slots=True)
-class CallNames:
+class CallNames(Struct, frozen=True):
     """Types (level << 32 | type) and item hashes (operator, model) of calls by index."""
 
     types: NDArray[np.uint64]
@@ -402,8 +401,7 @@ def _pair_events(events: Rows, sink: Sink) -> Rows:
     return paired
 
 
-@dataclass(frozen=True, slots=True)
-class HostWindow:
+class HostWindow(Struct, frozen=True):
     """Host records of one window; each kind is sorted by key."""
 
     calls: Rows
@@ -483,8 +481,7 @@ class _CallTrees:
         return intervals
 
 
-@dataclass(frozen=True, slots=True)
-class Contexts:
+class Contexts(Struct, frozen=True):
     """FFTS+ contexts of calls: sorted call rows, and a range in `ids` for each call."""
 
     row: Ints

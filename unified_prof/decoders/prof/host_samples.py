@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
+from msgspec import Struct, field
 
 from unified_prof.arrays.grouping import Floats, Ints
 from unified_prof.base.columns import Sink
@@ -28,8 +28,7 @@ _FULL_PERCENT = 100
 _UPTIME = re.compile(r"[\d.]{1,24}\s+[\d.]{1,24}\s*")
 
 
-@dataclass(slots=True)
-class _Sample:
+class _Sample(Struct):
     """Counters at one time: jiffies and last CPU of each thread, or bytes of each interface."""
 
     time_ns: int

@@ -8,10 +8,10 @@ loss cannot be distinguished from a recording in which nothing was launched.
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import NOWHERE, Bools, Ints, Runs, find
@@ -92,8 +92,7 @@ STEP = row_type(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class CommunicationRecords:
+class CommunicationRecords(Struct, frozen=True):
     """Host records of collectives with the calls they belong to."""
 
     tasks: Rows  # Last hccl_info record of each (communication call, context), sorted by this key.

@@ -12,10 +12,10 @@ up to three tensors, files of kind `variable` records of any length.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import NOWHERE, Bools, Ints, Pool, Runs, find, positions
@@ -41,8 +41,7 @@ _CONTEXTS = 1 << 16
 _OUTSIDE = "every NODE call"  # Where records are that describe no call.
 
 
-@dataclass(slots=True)
-class Descriptions:
+class Descriptions(Struct):
     """Last description of each NODE call, by row in the call tree."""
 
     described: Bools
@@ -288,8 +287,7 @@ class ListTexts:
 _BEGUN = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Captures:
+class Captures(Struct, frozen=True):
     """Captured streams, sorted by device, stream and batch; columns of equal length."""
 
     # Device << 48 | stream << 32 | batch; each capture of a stream increments the batch.

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import Bools, Floats, Frame, Ints, Runs
@@ -62,8 +63,7 @@ class TaskCounters(Frame):
     counters: NDArray[np.uint64]  # One column per event.
 
 
-@dataclass(frozen=True, slots=True)
-class BlockCounters:
+class BlockCounters(Struct, frozen=True):
     """Counters of individual cores; columns of equal length."""
 
     block_key: NDArray[np.uint64]

@@ -18,10 +18,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import Floats
@@ -40,8 +40,7 @@ BYTES_PER_GB = float(1 << 30)
 _BYTES_PER_KB = 1024.0
 
 
-@dataclass(frozen=True, slots=True)
-class Metric:
+class Metric(Struct, frozen=True):
     """A metric computed from the counters of a task or a core."""
 
     name: str
@@ -305,8 +304,7 @@ _COUNTERS_V6 = 10
 _NS_PER_US = 1000.0
 
 
-@dataclass(frozen=True, slots=True)
-class CoreKind:
+class CoreKind(Struct, frozen=True):
     """One kind of core, with its events and metrics."""
 
     prefix: str  # Prefix of metric names: `aic_` or `aiv_`; empty on chips with one kind of core.
@@ -423,8 +421,7 @@ _END_OF_FILE = 0  # Mode byte that ends a file: no records follow.
 _FIRST_INTERVAL_NS = 1  # Interval that the exporter assumes before the first sample of a core.
 
 
-@dataclass(slots=True)
-class _Sums:
+class _Sums(Struct):
     """Sums of the counters of a core."""
 
     kind: CoreKind

@@ -14,11 +14,13 @@ import re
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from unified_prof.decoders.prof.layouts import RecordType, record_type
@@ -31,8 +33,7 @@ _TIMES = ("timestamp", "timestamp_us", "timestamp_ns", "host_ticks", "end")
 _MAX_STEP, _MAX_TIME = np.uint64(1 << 42), np.uint64(1 << 62)
 
 
-@dataclass(frozen=True, slots=True)
-class Slice:
+class Slice(Struct, frozen=True):
     """One file in a stream of records."""
 
     path: Path
@@ -441,8 +442,7 @@ def _entries(folder: Path) -> Iterator[tuple[Path, int, int]]:
         raise RawFormatError(f"cannot list {folder}: {err.strerror}", slug="cannot-read") from err
 
 
-@dataclass(frozen=True, slots=True)
-class Workspace:
+class Workspace(Struct, frozen=True):
     """Limits of memory use during decoding, independent of the length of the recording."""
 
     window_rows: int = 1 << 17  # Number of rows (of all kinds) to join at a time.

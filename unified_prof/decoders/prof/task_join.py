@@ -7,10 +7,10 @@ context.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import NOWHERE, Ints, Runs, find, order_of_keys
@@ -36,8 +36,7 @@ from unified_prof.decoders.prof.task_log import (
 from unified_prof.decoders.spool import Rows, Spool, row_type, selected, windows
 
 
-@dataclass(frozen=True, slots=True)
-class OutputContext:
+class OutputContext(Struct, frozen=True):
     """Sink, id source and memory limits shared by all devices of one database."""
 
     sink: Sink
@@ -48,8 +47,7 @@ class OutputContext:
     overlap: OverlapWriter
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceTasks:
+class DeviceTasks(Struct, frozen=True):
     """Logged tasks of one device by key, for decoders of other records of these tasks."""
 
     ids: IdCounter
@@ -110,8 +108,7 @@ JOINED_TASK = np.dtype(
 _COMMON_BYTES = EXECUTED_TASK.itemsize - EXECUTED_TASK["early"].itemsize
 
 
-@dataclass(slots=True)
-class TaskIdentities:
+class TaskIdentities(Struct):
     """Distinct tasks of a device log, sorted by identity; columns of equal length."""
 
     key: NDArray[np.uint64]

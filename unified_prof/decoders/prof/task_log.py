@@ -7,10 +7,10 @@ record a flip. The batch of a task is the number of earlier flips of its stream.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import Bools, Ints, Runs, find
@@ -95,8 +95,7 @@ def pack_keys(
     return np.asarray(stream | batch | context << np.uint64(16) | task & np.uint64(0xFFFF))
 
 
-@dataclass(frozen=True, slots=True)
-class TaskStreams:
+class TaskStreams(Struct, frozen=True):
     """Streams of tasks with 32-bit ids, whose device records have no stream."""
 
     task_id: NDArray[np.uint32]  # Ascending.
@@ -116,8 +115,7 @@ class TaskStreams:
 _PLAIN_FLIP = (0, 65535)
 
 
-@dataclass(frozen=True, slots=True)
-class Flips:
+class Flips(Struct, frozen=True):
     """Flips of one device, recorded by the host or by the device; columns of equal length."""
 
     stream_id: NDArray[Any]
@@ -487,8 +485,7 @@ _MARK_TAG = 11
 _STREAM_MASK = 0x7FF
 
 
-@dataclass(frozen=True, slots=True)
-class Track:
+class Track(Struct, frozen=True):
     """Flips and marks of a ts_track file, in file order."""
 
     flips: Flips

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import Bools, Ints, Pool
@@ -55,8 +55,7 @@ def data_type_text(number: int, *, captured: bool = False) -> str:
     return "UNDEFINED" if captured else str(number)
 
 
-@dataclass(frozen=True, slots=True)
-class SideTexts:
+class SideTexts(Struct, frozen=True):
     """Strings that describe the inputs or outputs of an operator."""
 
     formats: str

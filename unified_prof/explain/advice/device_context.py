@@ -11,6 +11,7 @@ from math import prod
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from unified_prof.arrays import intervals
@@ -100,8 +101,7 @@ class DeviceTasks(Frame):
         return intervals.merge(self.start_ns[rows], self.end_ns[rows])
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class HostCode:
+class HostCode(Struct, frozen=True, eq=False):
     """Python functions and annotations of the host: when, on which thread, index of the name."""
 
     start_ns: Ints

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from unified_prof.arrays import intervals
@@ -96,8 +96,7 @@ def _fuse(context: DeviceContext, arguments: str) -> str:
     return "compile its update (torch.compile), or update all tensors at once (torch._foreach_add_)"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _LaunchCosts:
+class _LaunchCosts(Struct, frozen=True, eq=False):
     """Time of many small kernels, and what fewer of them save."""
 
     context: DeviceContext
@@ -226,8 +225,7 @@ MAX_LOOP_BODY = 6  # Maximum operations in the body of a loop over parameters.
 MIN_LOOP_RUNS = 12  # Minimum runs of the body one after another.
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Loops:
+class _Loops(Struct, frozen=True, eq=False):
     """Loops of small operations over many tensors, outside the passes and optimizers."""
 
     rows: Flags  # Mask of the tasks.

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
+from msgspec import structs
 
 from unified_prof.explain.advice.device_context import (
     Cause,
@@ -246,7 +247,7 @@ def _double_precision(
         if row.cost is None or row not in double:
             return 0.0
         cost = replace(row.cost, dtype="tf32", moved_bytes=row.cost.moved_bytes // 2)
-        single_ns = breakdown.bound_on(replace(row, cost=cost, peak=None), device)
+        single_ns = breakdown.bound_on(structs.replace(row, cost=cost, peak=None), device)
         # It would reach the same share of the peaks.
         share = row.efficiency or MATRIX_TARGET
         return 0.0 if single_ns is None else max(0.0, row.total_ns - single_ns / share)

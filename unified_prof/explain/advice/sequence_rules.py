@@ -5,10 +5,10 @@ from __future__ import annotations
 import heapq
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from unified_prof.arrays import intervals
@@ -281,8 +281,7 @@ class _Kernels:
         )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Sequence:
+class _Sequence(Struct, frozen=True, eq=False):
     """A repeated sequence, the places where it begins, and its times."""
 
     length: int

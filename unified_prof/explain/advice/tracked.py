@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from msgspec import Struct, field
 
 from unified_prof.base.text import parsed_fact, part_lines
 from unified_prof.explain.advice.idle_segments import (
@@ -44,8 +44,7 @@ FUSED_GAIN = 0.5
 SLOW_MEDIANS, MIN_ITERATIONS = 1.5, 5
 
 
-@dataclass(frozen=True, slots=True)
-class Tracked:
+class Tracked(Struct, frozen=True):
     """Inputs shared by the advice rules for the Skyline reports of one run."""
 
     steps: tuple[Step, ...]

@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
+
+from msgspec import Struct
 
 from unified_prof.recording.names import DTYPES
 
@@ -62,8 +63,7 @@ def dtype_of(text: str) -> str:
     return _TYPES.get(lower, lower)
 
 
-@dataclass(frozen=True, slots=True)
-class Tensor:
+class Tensor(Struct, frozen=True):
     """Shape and dtype of a tensor; strides in elements, if they were recorded."""
 
     shape: Shape
@@ -124,8 +124,7 @@ _SCALAR_TYPES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Arguments:
+class Arguments(Struct, frozen=True):
     """Recorded arguments of one call."""
 
     given: tuple[Argument, ...]

@@ -9,8 +9,9 @@ order of dimensions is not recorded.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from math import prod
+
+from msgspec import Struct
 
 from unified_prof.base.columns import NOT_AVAILABLE
 from unified_prof.explain.roofline.arguments import (
@@ -28,8 +29,7 @@ from unified_prof.explain.roofline.serving_formulas import formula_of
 _UNKNOWN = frozenset({"", NOT_AVAILABLE, "NULL", "UNDEFINED"})
 
 
-@dataclass(frozen=True, slots=True)
-class StoredTensor:
+class StoredTensor(Struct, frozen=True):
     """A tensor in its memory format."""
 
     tensor: Tensor
@@ -49,8 +49,7 @@ class StoredTensor:
         return shape
 
 
-@dataclass(frozen=True, slots=True)
-class Framework:
+class Framework(Struct, frozen=True):
     """The operation of the framework that launched an operator."""
 
     # Without its namespace.
@@ -58,8 +57,7 @@ class Framework:
     arguments: Arguments
 
 
-@dataclass(frozen=True, slots=True)
-class Operator:
+class Operator(Struct, frozen=True):
     """Type, tensors and launching operation of one operator."""
 
     op_type: str

@@ -9,10 +9,11 @@ of the capture, if its recording is available. `peaks` registers the breakdown.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from weakref import WeakKeyDictionary
 
 import numpy as np
+from msgspec import Struct, structs
 from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import by_key
@@ -37,8 +38,7 @@ _SAVES_WORK = ", or the algorithm needs fewer operations (Winograd)"
 FASTER_THAN_MEMORY = "faster than memory allows: data were in a cache, or shapes are wrong"
 
 
-@dataclass(frozen=True, slots=True)
-class RooflineRow:
+class RooflineRow(Struct, frozen=True):
     """Operations with the same cost on one device, and the limits of the device."""
 
     name: str
@@ -122,7 +122,7 @@ def roofline_row(one: OperationGroup, name: str, device: Device | None) -> Roofl
         moving = memory is not None and cost.moved_bytes / memory.rate * 1e9 >= bound_ns
         saves = _SAVES_WORK if "conv" in one.name.lower() and not moving else ""
         doubts.append((FASTER_THAN_MEMORY if moving else _FASTER_THAN_COMPUTE) + saves)
-    return replace(
+    return structs.replace(
         row,
         peak=peak,
         memory=memory,
@@ -196,7 +196,7 @@ def _merge(group: list[RooflineRow]) -> RooflineRow:
         return group[0]
     longest = max(group, key=lambda one: one.total_ns)
     costs = [one.cost for one in group if one.cost is not None]
-    return replace(
+    return structs.replace(
         longest,
         count=sum(one.count for one in group),
         total_ns=sum(one.total_ns for one in group),
@@ -364,8 +364,7 @@ def _payload(name: str, found: operators.Payload | None) -> tuple[str, Cost | No
     return shapes, replace(cost, doubt=_ON_THE_WIRE), None
 
 
-@dataclass(frozen=True, slots=True)
-class Roofline:
+class Roofline(Struct, frozen=True):
     """Roofline rows of a recording, the longest first; peaks and MFU of its devices."""
 
     rows: tuple[RooflineRow, ...]

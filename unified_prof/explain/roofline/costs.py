@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from math import log2, prod
 from typing import Literal
 
+from msgspec import Struct
+
 from unified_prof.explain.roofline.arguments import (
     Shape,
     Tensor,
@@ -81,8 +83,7 @@ def seen_pairs(queries: int, keys: int, causal: str | None) -> int:
     return ramp + (queries - whole) * keys if whole < queries else ramp
 
 
-@dataclass(frozen=True, slots=True)
-class Attention:
+class Attention(Struct, frozen=True):
     """Sizes of scaled dot-product attention; `heads` is the number of heads of the queries."""
 
     batch: int

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from unified_prof.arrays import intervals
@@ -262,8 +264,7 @@ class AttributedKernels:
         return result
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _CallSource:
+class _CallSource(Struct, frozen=True, eq=False):
     """Recording whose operations launched kernels: the analyzed one or its graph capture."""
 
     recording: Recording

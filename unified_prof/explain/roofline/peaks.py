@@ -10,10 +10,12 @@ import math
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from unified_prof.errors import UsageError
 from unified_prof.recording import operators
@@ -38,8 +40,7 @@ AMBIGUOUS_CHIP = "Ascend910B"  # Name of several chips, which differ in cores an
 _OTHER_CLOCK = 1.1  # A clock this many times the table's belongs to another device with that name.
 
 
-@dataclass(frozen=True, slots=True)
-class Peak:
+class Peak(Struct, frozen=True):
     """One limit of a device: `bf16`, `memory`, ... in FLOP/s or bytes/s."""
 
     name: str
@@ -47,8 +48,7 @@ class Peak:
     uncertain: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Device:
+class Device(Struct, frozen=True):
     """Peaks of a device: TFLOP/s by name, GB/s of its memory and to its peers."""
 
     name: str

@@ -13,9 +13,11 @@ counts where it launches kernels itself.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from math import prod
+
+from msgspec import Struct
 
 from unified_prof.explain.roofline import aten_formulas, costs
 from unified_prof.explain.roofline.arguments import Arguments, Tensor, UnknownCostError, item_size
@@ -37,8 +39,7 @@ def plain_name(name: str) -> str:
     return name if numbered is None else numbered[1]
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(Struct, frozen=True):
     """Lengths of the sequences of a batch, summed up."""
 
     keys: int

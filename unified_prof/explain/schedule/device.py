@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import NOWHERE, Bools, Ints, Lookup, by_key, distinct
@@ -19,8 +18,7 @@ from unified_prof.recording.tasks import WAIT
 _SKEW_NS = 100_000
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ScheduledTasks:
+class ScheduledTasks(Struct, frozen=True, eq=False):
     """Device tasks: first kernels, collectives and copies (work), then event waits and records."""
 
     # Row of each work task in `Recording.work`, ascending.

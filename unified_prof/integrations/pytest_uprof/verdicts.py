@@ -20,7 +20,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -28,6 +28,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from unified_prof.base.run_spec import ITERATIONS, WARMUP
 from unified_prof.baselines import api, noise

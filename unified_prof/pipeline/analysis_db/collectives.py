@@ -17,10 +17,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from msgspec import Struct, field
 
 from unified_prof.arrays.grouping import Bools, Ints
 from unified_prof.base.columns import NO_RANK, NOT_AVAILABLE, group_hash
@@ -31,8 +32,7 @@ from unified_prof.recording.steps import FOREVER, Range, Work
 from unified_prof.sqlite.reader import Report
 
 
-@dataclass(frozen=True, slots=True)
-class RecordingDetails:
+class RecordingDetails(Struct, frozen=True):
     """Values of a raw recording that its database does not contain."""
 
     # Hash ids of strings, including the names of communication groups.
@@ -137,8 +137,7 @@ class Transfer(NamedTuple):
     start_ns: int
 
 
-@dataclass(slots=True)
-class Traffic:
+class Traffic(Struct):
     """Totals of one transport type."""
 
     size_mb: float = 0.0
@@ -156,8 +155,7 @@ class Traffic:
             counted[1] += ms
 
 
-@dataclass(frozen=True, slots=True)
-class Collective:
+class Collective(Struct, frozen=True):
     """One collective operation of a communication group."""
 
     name: str

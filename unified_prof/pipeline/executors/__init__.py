@@ -12,10 +12,11 @@ import traceback
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
+
+from msgspec import Struct
 
 from unified_prof.base.process_tuning import processors
 from unified_prof.errors import EngineError, UsageError
@@ -148,8 +149,7 @@ def map_unordered(
         raise RuntimeError(f"{len(faults)} task(s) failed; the first:\n{faults[0]}")
 
 
-@dataclass(frozen=True, slots=True)
-class _Raised:
+class _Raised(Struct, frozen=True):
     """An exception raised by the function in a worker."""
 
     traceback: str

@@ -20,7 +20,6 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.connection import wait as wait_for
@@ -28,6 +27,8 @@ from multiprocessing.context import SpawnProcess
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from msgspec import Struct
 
 from unified_prof.base.process_tuning import environment
 from unified_prof.base.signals import ended_by_signals, send_ignored_again
@@ -38,8 +39,7 @@ class WorkerDied(Exception):  # noqa: N818 (the task itself did not fail)
     """Raised if the process of a task died; the text completes "the process ..."."""
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(Struct, frozen=True):
     """Result of an item whose process died in both attempts; the second ran this item alone."""
 
     why: str  # Completes "the process ...", for example "was terminated by SIGKILL".

@@ -10,8 +10,9 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from unified_prof.decoders.compression import head_of
 from unified_prof.pipeline.sources.ascend import AscendPt, AscendText, Prof
@@ -63,8 +64,7 @@ def find_source(path: Path) -> Source | None:
     return next((source for source in SOURCES if source.sniff(path) is Match.POSSIBLE), None)
 
 
-@dataclass(frozen=True, slots=True)
-class UnsupportedFormat:
+class UnsupportedFormat(Struct, frozen=True):
     """A format that is recognized by the file name or the first bytes, but not supported."""
 
     description: str  # Name of the format with its article, for messages.

@@ -7,10 +7,11 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
+
+from msgspec import Struct, field
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -26,8 +27,7 @@ class Match(Enum):
     CERTAIN = "certain"  # Certainly a recording, complete or damaged; always accepted.
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeContext:
+class DecodeContext(Struct, frozen=True):
     """Information about the report, and callbacks for a decoder."""
 
     # Returns True if the revision being written has (table, column).
@@ -41,8 +41,7 @@ class DecodeContext:
     is_own_frame: Callable[[str], bool] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeResult:
+class DecodeResult(Struct, frozen=True):
     """Return value of a decoder."""
 
     facts: Mapping[str, Any] = field(default_factory=dict)  # Rows of UPROF_RUN.
@@ -157,8 +156,7 @@ class Source(ABC):
         return [target] if os.path.lexists(target) else []
 
 
-@dataclass(slots=True)
-class Stages:
+class Stages(Struct):
     """CPU time in seconds by stage; the time of a nested stage counts only for the nested stage."""
 
     progress: Callable[[str], None] = lambda _: None

@@ -6,8 +6,9 @@ same models, because the reader presents them in the newest shape.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
+
+from msgspec import Struct
 
 from unified_prof.schema import catalogue
 from unified_prof.schema.msprof.host import *  # noqa: F403
@@ -26,8 +27,7 @@ _COLLECTIVE_ENUMS = "ENUM_HCCL_"
 _COLLECTIVE_ENUMS_SINCE = "1.0.0_20240521"
 
 
-@dataclass(frozen=True, slots=True)
-class Reference:
+class Reference(Struct, frozen=True):
     """A column whose values refer to a column of another table."""
 
     table: str

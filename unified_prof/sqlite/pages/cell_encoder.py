@@ -8,9 +8,9 @@ encoded one after the other, with their rows in the order of the block; most blo
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from unified_prof.sqlite.pages import format as layout
@@ -25,8 +25,7 @@ _BODY_BYTES = np.array([0, *range(TEXT), *[0] * row_encoder.MAX_VARINT_BYTES])
 _TYPE_BYTES = np.array([*[1] * (TEXT + 1), *range(1, row_encoder.MAX_VARINT_BYTES + 1)])
 
 
-@dataclass(frozen=True, slots=True)
-class Cells:
+class Cells(Struct, frozen=True):
     """Concatenated cells of a table leaf, not yet divided into pages."""
 
     flat: NDArray[np.uint8]
@@ -34,8 +33,7 @@ class Cells:
     payloads: NDArray[np.int64] | int  # Bytes of the record at the end of each cell.
 
 
-@dataclass(frozen=True, slots=True)
-class _Sizes:
+class _Sizes(Struct, frozen=True):
     """Sizes of the parts of each row of a block."""
 
     payload: NDArray[np.int64] | int

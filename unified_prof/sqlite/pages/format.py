@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import Frame
@@ -64,8 +65,7 @@ UTF8 = 1
 _HEADER = struct.Struct(">16sHBBBBBB12I20xII")
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(Struct, frozen=True):
     """The file header: the first hundred bytes of a database."""
 
     page_bytes: int
@@ -267,8 +267,7 @@ class FileConnection(sqlite3.Connection):
 _OUTSIDE_RECORDS = (2, 3)  # `hidden` of generated columns in PRAGMA table_xinfo
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(Struct, frozen=True):
     """Layout of the records of a table with row ids and without generated columns."""
 
     root: int
@@ -426,8 +425,7 @@ def _children(page: Bytes, pages: Pages) -> tuple[Int64s, Int64s]:
 _MAX_PAYLOAD = 2**31 - 1
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
+class Rows(Struct, frozen=True):
     """Records of rows in the order of their ids."""
 
     data: Bytes  # The pages of the records, and format.SLACK zeros.

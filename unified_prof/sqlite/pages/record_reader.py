@@ -13,9 +13,9 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Collection, Generator
 from contextlib import closing, suppress
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from unified_prof.sqlite.pages.format import (
@@ -75,8 +75,7 @@ class Unusual(Exception):  # noqa: N818 - internal control flow
     """Raised if only SQLite can convert some of the values as requested."""
 
 
-@dataclass(frozen=True, slots=True)
-class Values:
+class Values(Struct, frozen=True):
     """Values of a column in a block of rows, given by type and position."""
 
     data: Bytes

@@ -14,11 +14,11 @@ import sqlite3
 import struct
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from unified_prof.sqlite.batches import Constant, Numbers, Objects, Plain, Source, is_null
@@ -154,24 +154,21 @@ for _kind, _width in reversed(layout.INTEGER_BYTES.items()):
 _TYPES[0], _TYPES[1023] = layout.ZERO, layout.ONE
 
 
-@dataclass(frozen=True, slots=True)
-class Texts:
+class Texts(Struct, frozen=True):
     """Concatenated texts in UTF-8."""
 
     flat: NDArray[np.uint8]
     lengths: NDArray[np.int64]  # Number of bytes of each text, 0 for rows without a text.
 
 
-@dataclass(frozen=True, slots=True)
-class Fixed:
+class Fixed(Struct, frozen=True):
     """The same value in every row."""
 
     type: int  # Serial type of the value.
     body: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Varying:
+class Varying(Struct, frozen=True):
     """Values that differ from row to row."""
 
     kinds: NDArray[np.uint8] | int  # Kind of each row: NULL, or NUMBER or TEXT plus a size.
