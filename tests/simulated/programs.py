@@ -48,6 +48,7 @@ class Result(NamedTuple):
     step_ms: float
     gain_ms: float
     everything_ms: float  # Also without the launch overhead of the healthy program.
+    together_ms: float  # The gain of all findings together, as `uprof advise` states it.
     findings: list[tuple[str, float]]
 
     def right(self) -> list[tuple[str, float]]:
@@ -73,6 +74,7 @@ class Result(NamedTuple):
             found += ["not first"] if not own or own[0] not in right else []
             low, high = (1 - CLOSE) * self.gain_ms, (1 + CLOSE) * max(most, self.gain_ms)
             found += [] if low - slack <= cost <= high + slack else ["cost"]
+        found += ["joint"] if total > self.together_ms + 1e-3 else []
         found += ["sum"] if total > (1 + CLOSE) * self.everything_ms + slack else []
         return found + (["other"] if self.other() else [])
 
@@ -117,4 +119,4 @@ def judge(name: str, base: str) -> Result:
         TABLES["bases"][base].get("known", ""),
         (step_ms - without_ms, step_ms - ideal_ms),
     )
-    return Result(fault.kinds, known, step_ms, *gains, findings)
+    return Result(fault.kinds, known, step_ms, *gains, advice.together_ms or 0.0, findings)
