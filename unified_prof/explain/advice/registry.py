@@ -331,8 +331,8 @@ def advise(recording: Recording, *, quick: bool = False) -> Advice:
         if None in missing.values():
             evaluated.append(rule.kind)
             complete = [context for context, why in missing.items() if why is None]
-            found = {str(context.device): rule.causes(context) for context in complete}
-            causes += _merge_devices(found, of_several=len(contexts) > 1)
+            by_device = {str(context.device): rule.causes(context) for context in complete}
+            causes += _merge_devices(by_device, of_several=len(contexts) > 1)
         else:
             why = min(filter(None, missing.values()), default=empty)
             skipped.append(NotJudged(rule.kind, why))
