@@ -71,10 +71,10 @@ class TaskChecks:
         _, place = distinct(tasks["connection"])
         chosen = (tasks["kind"] == r.KERNEL) & (np.bincount(place)[place] == 1)
         tasks = tasks[chosen & (tasks["graph"] == MISSING) & (tasks["stream"] != MISSING)]
-        fields = ("process", "device", "context", "stream")
-        first, place = distinct_rows(*(tasks[field].astype(np.int64) for field in fields))
+        queue = ("process", "device", "context", "stream")
+        first, place = distinct_rows(*(tasks[field].astype(np.int64) for field in queue))
         for at in first.tolist():
-            key = tuple(int(tasks[field][at]) for field in fields)
+            key = tuple(int(tasks[field][at]) for field in queue)
             latest, counted = self._ends.get(key, (NONE, NONE))
             ends = np.append(latest, tasks["end"][place == at])
             latest_ends = np.maximum.accumulate(ends)
