@@ -344,7 +344,7 @@ def loops(run: Tracked) -> Iterator[Finding]:
         f"repeated operations are {run.of_iteration(share)}"
     )
     if cost < whole:
-        text += f", of which a fused one saves {duration(CELL_NS)} per call"
+        text += f"; a fused operation saves up to {duration(CELL_NS)} per call"
     yield run.finding(
         cost,
         text,

@@ -281,12 +281,12 @@ def _experts(args: Arguments) -> Cost:
     """
     x, first, second, chosen = (args.tensor(place) for place in range(4))
     if len(first.shape) != 3 or len(second.shape) != 3 or len(chosen.shape) != 2:
-        raise UnknownCostError("its arguments are no experts")
+        raise UnknownCostError("its arguments are not those of fused experts")
     (tokens, per_token), (experts, columns, hidden) = chosen.shape, first.shape
     inner = second.shape[2]
     packed = hidden != x.shape[-1] or second.shape[:2] != (experts, hidden)
     if packed or columns not in (inner, 2 * inner) or not experts:
-        raise UnknownCostError("the weights of its experts are packed")
+        raise UnknownCostError("the weights of its experts are packed in another layout")
     used = 1.0 - (1.0 - min(1.0, per_token / experts)) ** tokens
     weights = first.bytes + second.bytes
     doubt = None
