@@ -20,7 +20,7 @@ from unified_prof.recording.collectives import bus_factor
 SLOW_NETWORK, RETRANSMISSION = "slow_network", "retransmission"
 
 # RDMA sends a message again that is not acknowledged within 4 s, by default of HCCL and NCCL.
-_TIMEOUT_NS = 4_000_000_000
+_TIMEOUT_NS = 4 * 1_000_000_000
 _MAX_USUAL_SHARE = 0.1  # Maximum usual time of a collective, as a share of the one with a timeout.
 
 # Nominal network bandwidth of hosts per device, GB/s: one adapter of 400 or 200 Gb/s each (user

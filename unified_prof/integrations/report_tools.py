@@ -514,10 +514,10 @@ class _MalformedAnswered:
     async def __anext__(self) -> Any:
         from mcp.shared.message import SessionMessage
         from mcp.types import INVALID_REQUEST, PARSE_ERROR, ErrorData, JSONRPCError
-        from pydantic import ValidationError
 
         while isinstance(message := await self._messages.__anext__(), Exception):
-            problems = message.errors() if isinstance(message, ValidationError) else []
+            # The SDK passes on what its validation (pydantic) raised, which lists the problems.
+            problems = message.errors() if hasattr(message, "errors") else []
             is_json = all(one["type"] != "json_invalid" for one in problems)
             error = (
                 ErrorData(code=INVALID_REQUEST, message="not a JSON-RPC message")
