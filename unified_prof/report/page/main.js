@@ -10,7 +10,7 @@ function figures(report) {
     const value = totals[key];
     if (value !== null) found.push(figure(what, words.of(key, value), note, words.exactly(key, value), key));
   };
-  const part = (value) => (value === null || !totals.total_ns ? "" : `${words.percent((100 * value) / totals.total_ns)} of the total`);
+  const part = (value) => (value === null || !totals.total_ns ? "" : `${words.percent((100 * value) / totals.total_ns)} of ${CLOCKS[clock].toLowerCase()}`);
   if (totals.iteration_ns !== null) add(devices.length ? "Step" : "Iteration", "iteration_ns", totals.iterations === 1 ? "n = 1" : `median${totals.iteration_p90_ns === null ? "" : `; ${totals.iterations > 9 ? "p90" : "max"} ${words.duration(totals.iteration_p90_ns)}`} (n = ${words.count(totals.iterations)})`);
   const run = clock === "operation" ? totals.iteration_ns - (totals.iteration_waited_ns ?? 0) : 0; // of which rows are shares
   const share = run > totals.total_ns ? `; ${words.percent((100 * totals.total_ns) / run)} of an iteration${totals.iteration_waited_ns ? " without waits" : ""} (${words.duration(run)})` : "";
