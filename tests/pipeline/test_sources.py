@@ -514,6 +514,7 @@ def test_links_in_an_archive_are_not_unpacked(tmp_path: Path) -> None:
         ("t.csv", b'"Kind","Agent_Id","Queue_Id","Kernel_Name"\n', "a CSV table of rocprof"),
         ("t.csv", b'"Domain","Function","Process_Id"\n', "a CSV table of rocprof"),
         ("t.csv", b"Device_id,Name,Type,Start Time(us)\n0,a", "a CSV table of an Ascend profile"),
+        ("t.csv", b"Name,Size(KB),Allocation Time(us)\n", "a CSV table of an Ascend profile"),
         ("a.raw.json.gz", gzip.compress(b"[[12, 0, 512, 3], [13"), "a memory timeline"),
         ("stacks.txt", b"train.py(3): step;aten::mm 1200\nb;c 3\n", "a stack file"),
         ("a.pftrace", b"\x0a", "a Perfetto trace"),
@@ -531,6 +532,11 @@ def test_known_formats_have_a_hint(name: str, content: bytes, what: str, tmp_pat
     assert f"is {what}" in str(error)
     assert error.hint
     assert error.exit_code == RawFormatError.exit_code
+
+
+def test_other_tables_with_names_are_not_called_profiles(tmp_path: Path) -> None:
+    (tmp_path / "people.csv").write_text("Name,Age,City\nAda,36,London\n")
+    assert "CSV table" not in str(find_error(tmp_path / "people.csv"))
 
 
 def test_other_databases_are_named(tmp_path: Path) -> None:

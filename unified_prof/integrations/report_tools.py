@@ -519,11 +519,10 @@ class _MalformedAnswered:
             # The SDK passes on what its validation (pydantic) raised, which lists the problems.
             problems = message.errors() if hasattr(message, "errors") else []
             is_json = all(one["type"] != "json_invalid" for one in problems)
-            error = (
-                ErrorData(code=INVALID_REQUEST, message="not a JSON-RPC message")
-                if is_json
-                else ErrorData(code=PARSE_ERROR, message="not JSON")
-            )
+            code, why = (PARSE_ERROR, "not JSON")
+            if is_json:
+                code, why = (INVALID_REQUEST, "not a JSON-RPC message")
+            error = ErrorData(code=code, message=why)
             answer = JSONRPCError(jsonrpc="2.0", id=None, error=error)
             await self._answers.send(SessionMessage(answer))
         return message

@@ -129,7 +129,8 @@ UNSUPPORTED_FORMATS: tuple[UnsupportedFormat, ...] = (
         "a CSV table of an Ascend profile",
         "convert the directory that contains it: *_ascend_pt or PROF_*",
         head=re.compile(
-            rb"(?:\xef\xbb\xbf)?(?:Step Id,|Device_id,|Name,|Op Name,)[\w .]+,[\w .(),]*\r?\n"
+            rb"(?:\xef\xbb\xbf)?(?:Step Id|Device_id|Op Name|OP Type|Step,Computing|Level,API Name"
+            rb"|Name,(?:Type|Input Shapes|Size\(KB\))|Component,Timestamp\(us\)|Stream Id,Task Id),"
         ),
     ),
     UnsupportedFormat("a Python script", "profile it: uprof run SCRIPT", endings=(".py",)),
