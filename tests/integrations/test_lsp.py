@@ -335,3 +335,14 @@ def test_mapped_lines_are_equal_and_in_order(before: list[str], now: list[str]) 
     assert lines.now(0) is lines.now(len(before) + 1) is None
     if before == now:
         assert len(known) == len(before)
+
+
+def test_message_that_is_not_json_is_an_error_in_the_editor_without_a_traceback() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "unified_prof", "lsp"],
+        input=b"Content-Length: 1\r\n\r\n{",
+        capture_output=True,
+        timeout=60,
+    )
+    assert b"window/showMessage" in done.stdout
+    assert (done.returncode, done.stderr) == (0, b"")

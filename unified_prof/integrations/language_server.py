@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import atexit
 import json
+import logging
 import subprocess
 import sys
 import threading
@@ -199,6 +200,8 @@ def make_server(run: Path | None = None) -> Any:
         from lsprotocol import types as lsp
         from pygls.lsp.server import LanguageServer
         from pygls.uris import to_fs_path
+    # The editor shows pygls's errors; without a handler, Python prints their tracebacks.
+    logging.getLogger("pygls").addHandler(logging.NullHandler())
     server: Any = LanguageServer("uprof", VERSION)
     shown, pages = Costs(run), Pages()
 
