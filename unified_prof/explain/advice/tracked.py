@@ -474,7 +474,9 @@ def slow_iterations(run: Tracked) -> Iterator[Finding]:
         named, advice = f"data loading, whose workers start every {batches} batches,", KEEP_WORKERS
     is_cause = bool(run.parts_ns) and 2 * parts[part] > worst.run_ns - usual_ns
     cause = f", {duration(parts[part])} of it in {named}{run.line_of(part)}" if is_cause else ""
-    waits = " without waits for a CPU" if worst.total_ns > (1 + MIN_SHARE) * worst.run_ns else ""
+    waits = (
+        " without waits for a CPU" if (worst.total_ns or 0) > (1 + MIN_SHARE) * worst.run_ns else ""
+    )
     yield run.finding(
         cost,
         f"iteration {worst.name} takes {duration(worst.run_ns)}{waits}, median {duration(usual_ns)}"
